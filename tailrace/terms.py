@@ -1,0 +1,79 @@
+"""The words that every room shares: errors, phases of a request, and the events that a request emits.
+
+Times are seconds on the system-wide monotonic clock (`time.monotonic`), which all processes of one machine share.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class TailraceError(Exception):
+    """Base of every error that Tailrace raises on purpose. The message says what is wrong and what to do."""
+
+
+class InvalidInput(TailraceError):
+    """A caller's value is wrong. `param` names the parameter, `code` is the machine-readable kind."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str = "invalid_value") -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class ModelError(TailraceError):
+    """A model cannot be found, read or run; the message names the file and the tensor or field."""
+
+
+class Overloaded(TailraceError):
+    """The server cannot take the request now. `retry_after` is in seconds."""
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineDied(TailraceError):
+    """The engine process ended or hung while it held the request."""
+
+
+class Phase(enum.StrEnum):
+    """Where a request's time goes. Named phases cover at least 99 % of its end-to-end time; the rest is `other`."""
+
+    PREPARE = "prepare"  # received until handed to the engine: checks, template, tokenizing
+    QUEUE = "queue"  # handed to the engine until admitted, and again after each preemption
+    PREFILL = "prefill"  # admitted until the first token: steps that computed its prompt
+    DECODE = "decode"  # first token until the last
+    STALL = "stall"  # admitted, but left out of a step that ran
+    STREAM = "stream"  # last token until the last byte was handed to the socket
+    OTHER = "other"
+
+
+class EventKind(enum.StrEnum):
+    """What can happen to a request."""
+
+    RECEIVED = "received"  # api: the request's bytes are complete
+    SUBMITTED = "submitted"  # api: handed to the engine
+    QUEUED = "queued"  # engine: taken into the waiting queue
+    ADMITTED = "admitted"  # engine: has pages; `cached` tokens need no computing; `cause`: what it waited for
+    CHUNK = "chunk"  # engine: a step [begin, at] computed `computed` of its prompt tokens
+    TOKEN = "token"  # engine: a step [begin, at] gave it `computed` output tokens
+    STALLED = "stalled"  # engine: a step [begin, at] left it out; `cause` says why
+    PREEMPTED = "preempted"  # engine: lost its pages; `cause` says why
+    FINISHED = "finished"  # engine: `cause` is the finish reason
+    FAILED = "failed"  # whoever noticed: `cause` is the reason
+    DELIVERED = "delivered"  # api: the last byte was handed to the socket
+
+
+class Event(msgspec.Struct, frozen=True, array_like=True):
+    """One thing that happened to one request at one time."""
+
+    request: str
+    kind: EventKind
+    at: float
+    begin: float = 0.0
+    computed: int = 0
+    cached: int = 0
+    cause: str = ""
