@@ -1,0 +1,223 @@
+"""The operations that models are written in, and the batch that a backend runs.
+
+`reference` (numpy) is the oracle; `cpu` is the native one. Callers: `models` writes forward passes in `Ops`; `engine`
+hands `Batch`es to a `Backend`. A backend never knows of requests, schedulers or text.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+T = TypeVar("T")
+
+PAGE_SIZE = 16
+"""Tokens of one KV page."""
+
+
+class Format(enum.StrEnum):
+    """How a stored tensor's bytes encode its values."""
+
+    F32 = "F32"
+    F16 = "F16"
+    BF16 = "BF16"
+    Q4_0 = "Q4_0"
+    Q4_1 = "Q4_1"
+    Q5_0 = "Q5_0"
+    Q5_1 = "Q5_1"
+    Q8_0 = "Q8_0"
+    Q2_K = "Q2_K"
+    Q3_K = "Q3_K"
+    Q4_K = "Q4_K"
+    Q5_K = "Q5_K"
+    Q6_K = "Q6_K"
+
+
+BLOCK: dict[Format, tuple[int, int]] = {
+    Format.F32: (1, 4),
+    Format.F16: (1, 2),
+    Format.BF16: (1, 2),
+    Format.Q4_0: (32, 18),
+    Format.Q4_1: (32, 20),
+    Format.Q5_0: (32, 22),
+    Format.Q5_1: (32, 24),
+    Format.Q8_0: (32, 34),
+    Format.Q2_K: (256, 84),
+    Format.Q3_K: (256, 110),
+    Format.Q4_K: (256, 144),
+    Format.Q5_K: (256, 176),
+    Format.Q6_K: (256, 210),
+}
+"""Values and bytes of one block of each format; blocks run along the last axis."""
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """One tensor as stored. `shape` is row-major, a matrix is [out, in]; `data` is uint8 [rows, bytes a row]
+    (one row for a vector), usually a view of a memory-mapped file."""
+
+    name: str
+    format: Format
+    shape: tuple[int, ...]
+    data: NDArray[np.uint8]
+
+    def rows(self, index: NDArray[np.int64]) -> Weight:
+        """The matrix with its rows taken in this order: exact, since blocks never cross rows. Copies."""
+        return Weight(self.name, self.format, (len(index), *self.shape[1:]), np.ascontiguousarray(self.data[index]))
+
+
+@dataclass(frozen=True, eq=False)
+class Rope:
+    """Rotary embedding of one layer kind: angle = float32(position) * inv_freq (float32 product), cos and sin times
+    `scale`. Pairs are (i, i + rotated/2), rotated = 2 * len(inv_freq); dimensions past that pass through."""
+
+    inv_freq: NDArray[np.float32]
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Shape of one attention layer. `window` counts the query's own position: key j is seen by query i when
+    i - window < j <= i. None is full causal attention."""
+
+    layer: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+
+
+class Ops(Protocol[T]):
+    """What a forward pass is made of. Values are [tokens, width]; `reference` computes them at once, `cpu` records."""
+
+    def embed(self, table: Weight) -> T:
+        """Rows of the table for the batch's tokens: [tokens, hidden]."""
+        ...
+
+    def linear(self, x: T, weight: Weight, bias: Weight | None = None) -> T:
+        """x @ weight.T + bias: [tokens, in] to [tokens, out]."""
+        ...
+
+    def rms_norm(self, x: T, weight: Weight, eps: float) -> T:
+        """x / sqrt(mean(x²) + eps) * weight over the last axis."""
+        ...
+
+    def head_norm(self, x: T, weight: Weight, eps: float) -> T:
+        """`rms_norm` over each head's vector apart; weight is [head_dim]."""
+        ...
+
+    def rope(self, x: T, rope: Rope, head_dim: int) -> T:
+        """Rotates each head's vector by its token's position."""
+        ...
+
+    def attention(self, q: T, k: T, v: T, spec: Attention) -> T:
+        """Stores k and v into the batch's pages, then attends each query to its sequence: [tokens, heads * head_dim]."""
+        ...
+
+    def silu_mul(self, gate: T, up: T) -> T:
+        """silu(gate) * up."""
+        ...
+
+    def add(self, a: T, b: T) -> T:
+        """a + b."""
+        ...
+
+    def wanted(self, x: T) -> T:
+        """Only the rows whose logits are wanted: [len(batch.wanted), width]."""
+        ...
+
+
+class Forward(Protocol):
+    """What a backend needs of a model."""
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]: ...
+
+    @property
+    def hidden(self) -> int: ...
+
+    @property
+    def vocab(self) -> int:
+        """Rows of the output head (may exceed the tokenizer's ids)."""
+        ...
+
+    def forward(self, ops: Ops[Any]) -> Any:
+        """Logits of the wanted rows: [wanted, vocab]."""
+        ...
+
+
+
+
+@dataclass
+class Sampling:
+    """How to turn each wanted row's logits into a token; arrays have one entry a wanted row.
+
+    `forced` >= 0 scores that token instead of drawing one (prompt log-probabilities). `position` is the position of
+    the token being drawn. Sparse per-row lists are CSR: row r owns entries [start[r], start[r+1]).
+    """
+
+    temperature: NDArray[np.float32]
+    top_k: NDArray[np.int32]
+    top_p: NDArray[np.float32]
+    min_p: NDArray[np.float32]
+    presence: NDArray[np.float32]
+    frequency: NDArray[np.float32]
+    repetition: NDArray[np.float32]
+    seed: NDArray[np.uint64]
+    position: NDArray[np.int32]
+    forced: NDArray[np.int32]
+    logprobs: NDArray[np.int32]  # -1 none, 0 chosen, n likeliest
+    seen_start: NDArray[np.int32]  # [wanted + 1]
+    seen_token: NDArray[np.int32]  # tokens of prompt and output, each once
+    seen_count: NDArray[np.int32]  # occurrences in the output (0: in the prompt only)
+    bias_start: NDArray[np.int32]  # [wanted + 1]
+    bias_token: NDArray[np.int32]
+    bias_value: NDArray[np.float32]  # -inf bans
+
+
+@dataclass
+class Batch:
+    """One step over a flat batch of tokens. Sequence s owns tokens [starts[s], starts[s+1]), at positions
+    context[s], context[s]+1, ...; its KV lives in pages tables[s, :]."""
+
+    tokens: NDArray[np.int32]  # [tokens]
+    starts: NDArray[np.int32]  # [sequences + 1]
+    context: NDArray[np.int32]  # [sequences] tokens computed before this step
+    tables: NDArray[np.int32]  # [sequences, pages] page numbers, padded with 0
+    wanted: NDArray[np.int32]  # [wanted] flat token indices, ascending
+    sampling: Sampling
+    want_logits: bool = False  # tests only: also return the raw logits
+
+
+@dataclass
+class Result:
+    """`top_tokens`/`top_logprobs` are [wanted, max(sampling.logprobs)] (empty when none asked), most likely first."""
+
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    top_tokens: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 0), np.int32))
+    top_logprobs: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    logits: NDArray[np.float32] | None = None
+
+
+class Backend(Protocol):
+    """Runs batches. Log-probabilities are natural, of the softmax of the raw logits (before penalties and filters)."""
+
+    name: str
+    kernels: str
+    batch_invariant: bool
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    @property
+    def kv_bytes(self) -> int: ...
+
+    def run(self, batch: Batch) -> Result:
+        """Blocks until the step is done, without holding the interpreter lock while it computes."""
+        ...

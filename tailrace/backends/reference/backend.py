@@ -1,0 +1,92 @@
+"""`backends.Backend` in numpy: KV pages as arrays, ops computed at once, sampling by the rules of `sampler`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace.backends import PAGE_SIZE, Batch, Forward, Result, Weight
+from tailrace.backends.reference.dequantize import dequantize
+from tailrace.backends.reference.ops import Array, NumpyOps
+from tailrace.backends.reference.sampler import sample
+
+
+class ReferenceBackend:
+    """Runs a model in numpy. `pages` is the number of KV pages of PAGE_SIZE tokens; `dtype` is that of all arithmetic;
+    with `kv_dtype` "bf16" keys and values are rounded to it before anything reads them. `quantised_activations` rounds
+    the input of linear layers with quantised weights as the cpu backend does. `batch_invariant` computes row by row:
+    slower, and then a request's bits do not depend on its company. `vocab_limit`: token ids at or past it are never
+    drawn (padding rows of the head)."""
+
+    name = "reference"
+    kernels = "numpy"
+
+    def __init__(
+        self,
+        model: Forward,
+        *,
+        pages: int,
+        dtype: type[np.floating[Any]] = np.float32,
+        kv_dtype: Literal["f32", "bf16"] = "f32",
+        quantised_activations: bool = False,
+        batch_invariant: bool = False,
+        vocab_limit: int | None = None,
+    ) -> None:
+        self._model = model
+        self._vocab_limit = vocab_limit
+        self._dtype = dtype
+        self._kv_dtype = kv_dtype
+        self._quantised_activations = quantised_activations
+        self.batch_invariant = batch_invariant
+        self._values: dict[int, tuple[Weight, Array]] = {}
+        self._pages: dict[int, tuple[Array, Array]] = {}
+        for spec in model.attentions:
+            shape = (pages, PAGE_SIZE, spec.kv_heads, spec.head_dim)
+            self._pages[spec.layer] = (np.zeros(shape, dtype), np.zeros(shape, dtype))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the decoded weights in use so far."""
+        return sum(values.nbytes for _, values in self._values.values())
+
+    @property
+    def kv_bytes(self) -> int:
+        return sum(keys.nbytes + values.nbytes for keys, values in self._pages.values())
+
+    def run(self, batch: Batch) -> Result:
+        ops = NumpyOps(
+            self,
+            batch,
+            self._dtype,
+            last_layer=self._model.attentions[-1].layer,
+            quantised_activations=self._quantised_activations,
+            invariant=self.batch_invariant,
+        )
+        logits = np.asarray(self._model.forward(ops), np.float32)
+        result = sample(logits, batch.sampling, vocab_limit=self._vocab_limit)
+        if batch.want_logits:
+            result.logits = logits
+        return result
+
+    def values(self, weight: Weight) -> Array:
+        """The weight's values, decoded once. The weight itself is kept, so that its identity stays its own."""
+        key = id(weight)
+        if key not in self._values:
+            self._values[key] = (weight, dequantize(weight).astype(self._dtype))
+        return self._values[key][1]
+
+    def pages(self, layer: int) -> tuple[Array, Array]:
+        return self._pages[layer]
+
+    def as_kept(self, x: Array) -> Array:
+        return x if self._kv_dtype == "f32" else round_to_bf16(x).astype(self._dtype)
+
+
+def round_to_bf16(x: Array) -> NDArray[np.float32]:
+    """To the nearest bfloat16, ties to even, as float32. NaN stays NaN."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
+    result = (rounded & np.uint32(0xFFFF0000)).view(np.float32)
+    return np.where(np.isnan(x), np.float32(np.nan), result)
