@@ -1,0 +1,147 @@
+"""The native backend: a model's operations are recorded once and replayed by C++ kernels without Python between layers.
+
+Called by `engine` through the `Backend` interface. Never knows of requests or text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace.backends import Batch, Format, Forward, Result, Sampling, Weight
+from tailrace.backends.cpu.record import Compiler, Recorder
+from tailrace.backends.cpu.store import VERSION, TileStore
+from tailrace.backends.cpu.threads import usable_cores
+from tailrace.terms import ModelError
+
+NUMERICS = f"cpu-{VERSION}"
+"""Changes whenever the same input may give other bits."""
+
+
+class Weighted(Forward, Protocol):
+    """A model that can name all its weights."""
+
+    def weights(self) -> Iterable[Weight]: ...
+
+
+def available_kernels() -> list[str]:
+    """Kernel builds that this machine can run, best first: of avx512, avx2, portable."""
+    from tailrace.native import _kernels
+
+    return _kernels.available()
+
+
+def as_floats(weight: Weight) -> NDArray[np.float32]:
+    """Values of a vector (norms, biases), stored as F32, F16 or BF16: float32 [n]."""
+    data = np.ascontiguousarray(weight.data).reshape(-1)
+    match weight.format:
+        case Format.F32:
+            return data.view(np.float32).copy()
+        case Format.F16:
+            return data.view(np.float16).astype(np.float32)
+        case Format.BF16:
+            return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        case other:
+            raise ModelError(f"{weight.name}: a vector in format {other} has no kernel")
+
+
+class CpuBackend:
+    """Runs batches of a model on this machine's cores. Bitwise batch-invariant.
+
+    `pages`: size of the KV pool. `step_tokens`: most tokens of one batch. `max_running`: most sequences of one batch.
+    `kernels`: avx512, avx2 or portable; None takes the best. `cache_dir`: where repacked weights are kept; None keeps
+    none. `vocab_limit`: token ids at or past it are never drawn (padding rows of the head).
+    """
+
+    name = "cpu"
+    batch_invariant = True
+
+    def __init__(
+        self,
+        model: Weighted,
+        *,
+        pages: int,
+        max_context: int,
+        step_tokens: int,
+        max_running: int,
+        threads: int | None = None,
+        kernels: str | None = None,
+        kv_dtype: str = "bf16",
+        cache_dir: Path | None = None,
+        vocab_limit: int | None = None,
+    ) -> None:
+        from tailrace.native import _kernels
+
+        if kv_dtype != "bf16":
+            raise ModelError(f"the cpu backend keeps KV as bf16, not {kv_dtype}")
+        names = _kernels.available()
+        if kernels is not None and kernels not in names:
+            raise ModelError(f"kernels {kernels!r} cannot run on this machine; it can run: {', '.join(names)}")
+        count = threads or usable_cores()
+        self.kernels = kernels or names[0]
+        self.threads = count
+        self._vocab = model.vocab
+        path = cache_dir / f"tiles-{VERSION}.bin" if cache_dir is not None else None
+        self._store = TileStore(model.weights(), path, count)
+        self._program = _kernels.Program(
+            self.kernels, count, step_tokens, max_running, model.vocab, vocab_limit or model.vocab
+        )
+        recorder = Recorder()
+        logits = model.forward(recorder)
+        Compiler(self._program, self._store, as_floats, pages, max_context).compile(recorder.nodes, logits)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the matrices as the kernels read them."""
+        return self._store.nbytes
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV pool."""
+        return self._program.kv_bytes
+
+    @property
+    def mapped(self) -> bool:
+        """Whether the repacked weights are mapped from the cache file."""
+        return self._store.from_file
+
+    def profile(self, on: bool) -> None:
+        """Starts or stops counting the time of each kind of operation."""
+        self._program.profile(on)
+
+    def profiled(self) -> dict[str, float]:
+        """Seconds that one thread spent in each kind of operation since the last call."""
+        return {name: ns / 1e9 for name, ns in self._program.profiled()}
+
+    def run(self, batch: Batch) -> Result:
+        rows = len(batch.wanted)
+        width = max(0, int(batch.sampling.logprobs.max(initial=0)))
+        result = Result(
+            tokens=np.empty(rows, np.int32),
+            logprobs=np.empty(rows, np.float32),
+            top_tokens=np.empty((rows, width), np.int32),
+            top_logprobs=np.empty((rows, width), np.float32),
+            logits=np.empty((rows, self._vocab), np.float32) if batch.want_logits else None,
+        )
+        self._program.run(
+            batch.tokens,
+            batch.starts,
+            batch.context,
+            batch.tables,
+            batch.wanted,
+            _arrays(batch.sampling),
+            result.tokens,
+            result.logprobs,
+            result.top_tokens,
+            result.top_logprobs,
+            result.logits,
+        )
+        return result
+
+
+def _arrays(sampling: Sampling) -> dict[str, NDArray[Any]]:
+    return vars(sampling)

@@ -1,0 +1,125 @@
+"""The weights in the kernels' own tiles: packed once, kept in a file beside the model's other prepared parts, mapped.
+
+A file holds an index (JSON: format version, tensor names, formats, shapes, offsets) and the tiles. It is written whole
+under another name and renamed, so it is there or not; an index that does not fit is ignored and written anew.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import os
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace.backends import Weight
+from tailrace.native import _kernels
+
+VERSION = 1
+"""Changes whenever the tile layout does."""
+
+_ALIGN = 4096
+_MAGIC = b"TAILRACE-TILES\n"
+_log = logging.getLogger("tailrace")
+
+
+def pack(weight: Weight, threads: int = 1) -> NDArray[np.uint8]:
+    """The matrix in tiles: uint8 [packed bytes]."""
+    n, k = weight.shape
+    _, _, _, _, padded, _, size = _kernels.packed_shape(weight.format.value, n, k)
+    out = np.empty(size, np.uint8)
+    rows = np.ascontiguousarray(weight.data)
+    tiles = padded // 16
+    cuts = [tiles * i // threads for i in range(threads + 1)]
+    if threads == 1:
+        _kernels.pack(weight.format.value, rows, k, 0, tiles, out)
+        return out
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda i: _kernels.pack(weight.format.value, rows, k, cuts[i], cuts[i + 1], out), range(threads)))
+    return out
+
+
+class TileStore:
+    """Tiles of a model's matrices: from the file where it fits, else packed now and written for the next start."""
+
+    def __init__(self, weights: Iterable[Weight], path: Path | None, threads: int = 1) -> None:
+        matrices = {w.name: w for w in weights if len(w.shape) == 2}
+        self._index = {
+            name: {"format": w.format.value, "shape": list(w.shape), "size": _packed_size(w)}
+            for name, w in sorted(matrices.items())
+        }
+        self.from_file = False
+        self._tiles: dict[str, NDArray[np.uint8]] = {}
+        if path is not None and self._map(path):
+            return
+        self._tiles = {name: pack(w, threads) for name, w in matrices.items()}
+        if path is not None:
+            self._write(path)
+            self._map(path)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tiles."""
+        return sum(int(str(e["size"])) for e in self._index.values())
+
+    def __call__(self, weight: Weight) -> NDArray[np.uint8]:
+        return self._tiles[weight.name]
+
+    def _header(self) -> bytes:
+        offset, entries = 0, {}
+        for name, entry in self._index.items():
+            entries[name] = {**entry, "offset": offset}
+            offset += -(-int(str(entry["size"])) // _ALIGN) * _ALIGN
+        text = json.dumps({"version": VERSION, "tensors": entries, "bytes": offset}, sort_keys=True).encode()
+        head = _MAGIC + len(text).to_bytes(8, "little") + text
+        return head + b"\0" * (-len(head) % _ALIGN)
+
+    def _map(self, path: Path) -> bool:
+        """Maps the file; False where there is none or it does not hold exactly these tensors."""
+        header = self._header()
+        try:
+            with path.open("rb") as f:
+                total = len(header) + sum(-(-int(str(e["size"])) // _ALIGN) * _ALIGN for e in self._index.values())
+                if os.fstat(f.fileno()).st_size != total or f.read(len(header)) != header:
+                    return False
+                data = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+        except OSError:
+            return False
+        whole = np.frombuffer(data, np.uint8)
+        at = len(header)
+        for name, entry in self._index.items():
+            size = int(str(entry["size"]))
+            self._tiles[name] = whole[at : at + size]
+            at += -(-size // _ALIGN) * _ALIGN
+        self.from_file = True
+        return True
+
+    def _write(self, path: Path) -> None:
+        temporary = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as f:
+                temporary = f.name
+                f.write(self._header())
+                for name in self._index:
+                    tiles = self._tiles[name]
+                    f.write(tiles.data)
+                    f.write(b"\0" * (-tiles.nbytes % _ALIGN))
+                f.flush()
+                os.fsync(f.fileno())
+            os.replace(temporary, path)
+        except OSError as e:
+            _log.warning("the repacked weights are not kept, so the next start repacks them again: %s", e)
+            if temporary is not None and os.path.exists(temporary):
+                os.unlink(temporary)
+
+
+def _packed_size(weight: Weight) -> int:
+    n, k = weight.shape
+    return _kernels.packed_shape(weight.format.value, n, k)[6]

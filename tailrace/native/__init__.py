@@ -1,0 +1,1 @@
+"""C++ kernels behind `backends.cpu`; nothing else may import them."""

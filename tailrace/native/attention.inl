@@ -1,0 +1,269 @@
+// Attention over KV pages. Positions are cut into pieces of SPLIT that begin at multiples of SPLIT; each piece has its own
+// softmax, pieces are merged in ascending order. So a query's result is the same bits whether it is computed alone,
+// in a chunk, or by several threads that take a piece each.
+#pragma once
+
+#include <limits>
+
+namespace TR_NS {
+
+using namespace tailrace;
+
+constexpr int64_t ROWS_AT_ONCE = 6; // rows whose scores are in registers together
+constexpr float NOTHING = -std::numeric_limits<float>::infinity();
+
+// Keys and values of one piece: bf16 pages, or the same values already widened in scratch.
+struct Pages {
+    const AttentionArgs &a;
+    const int32_t *table; // of the sequence
+    int kv_head;
+    const uint16_t *key(int64_t page) const {
+        return a.keys + (int64_t(table[page]) * a.kv_heads + kv_head) * a.head_dim * PAGE;
+    }
+    const uint16_t *value(int64_t page) const {
+        return a.values + (int64_t(table[page]) * a.kv_heads + kv_head) * padded_dim(a.head_dim) * PAGE;
+    }
+};
+
+// Scores of R rows against P pages: s[r][p * 16 + lane] = scale * dot(q[r], key). `stride`: floats between rows of q.
+template <int R, int P, class Load>
+inline void score(const float *q, int64_t stride, int head_dim, float scale, Load load, float *s) {
+    F acc[R][P];
+    for (int r = 0; r < R; r++)
+        for (int p = 0; p < P; p++) acc[r][p] = f_zero();
+    for (int d = 0; d < head_dim; d++) {
+        F k[P];
+        for (int p = 0; p < P; p++) k[p] = load(p, d);
+        for (int r = 0; r < R; r++) {
+            const F x = f_set1(q[r * stride + d]);
+            for (int p = 0; p < P; p++) acc[r][p] = f_fma(x, k[p], acc[r][p]);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int p = 0; p < P; p++) f_store(s + r * SPLIT + p * PAGE, acc[r][p] * f_set1(scale));
+}
+
+// o[r][...] = sum over positions of p[r][position] * value[position].
+template <int R, int J, class Load>
+inline void weigh(const float *p, int64_t positions, Load load, float *o, int64_t stride) {
+    F acc[R][J];
+    for (int r = 0; r < R; r++)
+        for (int j = 0; j < J; j++) acc[r][j] = f_zero();
+    for (int64_t i = 0; i < positions; i++) {
+        F v[J];
+        for (int j = 0; j < J; j++) v[j] = load(i, j);
+        for (int r = 0; r < R; r++) {
+            const F x = f_set1(p[r * SPLIT + i]);
+            for (int j = 0; j < J; j++) acc[r][j] = f_fma(x, v[j], acc[r][j]);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int j = 0; j < J; j++) f_store(o + r * stride + j * LANES, acc[r][j]);
+}
+
+// Turns scores of one row into weights in place; positions outside [from, to) get 0. Returns (max, sum).
+inline void soften(float *s, int64_t from, int64_t to, float &max, float &sum) {
+    if (from >= to) {
+        max = NOTHING;
+        sum = 0.0f;
+        for (int i = 0; i < SPLIT; i += LANES) f_store(s + i, f_zero());
+        return;
+    }
+    for (int64_t i = 0; i < from; i++) s[i] = NOTHING;
+    for (int64_t i = to; i < SPLIT; i++) s[i] = NOTHING;
+    F m = f_load(s);
+    for (int i = LANES; i < SPLIT; i += LANES) m = f_max(m, f_load(s + i));
+    max = f_hmax(m);
+    F total = f_zero();
+    for (int i = 0; i < SPLIT; i += LANES) {
+        const F e = f_exp(f_load(s + i) - f_set1(max));
+        f_store(s + i, e);
+        total = total + e;
+    }
+    sum = f_sum(total);
+}
+
+// Weights of a row's running sums and of a new piece's: (e^(max - top), e^(piece_max - top)), lane-wise, and the new
+// maximum. A side that holds nothing gets weight 0.
+inline F merge_weights(F max, F piece_max, F &old, F &fresh) {
+    const F top = f_max(f_max(max, piece_max), f_set1(-3e38f));
+    old = f_exp(max - top);
+    fresh = f_exp(piece_max - top);
+    return top;
+}
+
+// o = o * old + piece * fresh, over a row.
+inline void merge_row(float *o, float old, float fresh, const float *piece, int dim) {
+    const F a = f_set1(old), b = f_set1(fresh);
+    for (int d = 0; d < dim; d += LANES) f_store(o + d, f_fma(f_load(o + d), a, f_load(piece + d) * b));
+}
+
+// Running (maximum, sum, weighted values) of many rows; arrays are padded to whole lanes.
+struct Running {
+    float max[MAX_ROWS + LANES], sum[MAX_ROWS + LANES], old[MAX_ROWS + LANES], fresh[MAX_ROWS + LANES];
+
+    void clear(int64_t rows, float *o, int dim) {
+        for (int64_t r = 0; r < rows + LANES; r++) max[r] = NOTHING, sum[r] = 0.0f;
+        std::memset(o, 0, sizeof(float) * size_t(rows * dim));
+    }
+    // piece_max and piece_sum are as long as max.
+    void add(int64_t rows, float *o, const float *piece_max, const float *piece_sum, const float *piece, int dim) {
+        for (int64_t r = 0; r < rows; r += LANES) {
+            F a, b;
+            f_store(max + r, merge_weights(f_load(max + r), f_load(piece_max + r), a, b));
+            f_store(old + r, a);
+            f_store(fresh + r, b);
+            f_store(sum + r, f_fma(f_load(sum + r), a, f_load(piece_sum + r) * b));
+        }
+        for (int64_t r = 0; r < rows; r++)
+            if (piece_max[r] != NOTHING) merge_row(o + r * dim, old[r], fresh[r], piece + r * dim, dim);
+    }
+};
+
+// out[0, head_dim) = o / sum; o is overwritten.
+inline void finish(float *o, float sum, int head_dim, float *out) {
+    const F inverse = f_set1(1.0f / sum);
+    for (int d = 0; d < head_dim; d += LANES) f_store(o + d, f_load(o + d) * inverse);
+    std::memcpy(out, o, sizeof(float) * size_t(head_dim));
+}
+
+template <int R, class KeyLoad, class ValueLoad>
+inline void piece_rows(const float *q, int head_dim, int dim, float scale, int64_t pages, int64_t positions, KeyLoad key, ValueLoad value,
+                       const int64_t *from, const int64_t *to, float *s, float *o, float *max, float *sum) {
+    constexpr int P = R <= 1 ? 4 : R <= 3 ? 2 : 1;
+    int64_t p = 0;
+    for (; p + P <= pages; p += P) score<R, P>(q, dim, head_dim, scale, [&](int i, int d) { return key(p + i, d); }, s + p * PAGE);
+    for (; p < pages; p++) score<R, 1>(q, dim, head_dim, scale, [&](int, int d) { return key(p, d); }, s + p * PAGE);
+    for (int r = 0; r < R; r++) soften(s + r * SPLIT, from[r], to[r], max[r], sum[r]);
+    int d = 0;
+    constexpr int J = R <= 1 ? 4 : R <= 3 ? 2 : 1;
+    for (; d + J * LANES <= dim; d += J * LANES)
+        weigh<R, J>(s, positions, [&](int64_t i, int j) { return value(i, d + j * LANES); }, o + d, dim);
+    for (; d < dim; d += LANES) weigh<R, 1>(s, positions, [&](int64_t i, int) { return value(i, d); }, o + d, dim);
+}
+
+struct PieceView {
+    int64_t begin, pages, positions; // first position, pages and positions that exist
+};
+inline PieceView piece_view(int64_t piece, int64_t end) {
+    const int64_t begin = piece * SPLIT, positions = (end - begin < SPLIT ? end - begin : SPLIT);
+    return {begin, (positions + PAGE - 1) / PAGE, positions};
+}
+
+// Rows [0, rows) against one piece; row r sees absolute positions [lo[r], hi[r]). Rows of q and o are `dim` apart, the
+// head size rounded up to whole lanes.
+template <class KeyLoad, class ValueLoad>
+inline void piece_all(const float *q, int64_t rows, int head_dim, int dim, float scale, PieceView v, KeyLoad key, ValueLoad value, const int64_t *lo,
+                      const int64_t *hi, float *s, float *o, float *max, float *sum) {
+    for (int64_t r = 0; r < rows; r += ROWS_AT_ONCE) {
+        const int64_t n = rows - r < ROWS_AT_ONCE ? rows - r : ROWS_AT_ONCE;
+        int64_t from[ROWS_AT_ONCE], to[ROWS_AT_ONCE];
+        int64_t last = 0;
+        for (int64_t i = 0; i < n; i++) {
+            from[i] = lo[r + i] > v.begin ? lo[r + i] - v.begin : 0;
+            to[i] = hi[r + i] < v.begin + v.positions ? hi[r + i] - v.begin : v.positions;
+            last = to[i] > last ? to[i] : last;
+        }
+        if (last <= 0) {
+            for (int64_t i = 0; i < n; i++) max[r + i] = NOTHING, sum[r + i] = 0.0f;
+            continue;
+        }
+        const int64_t pages = (last + PAGE - 1) / PAGE;
+        with_rows<ROWS_AT_ONCE>(n, [&]<int R>() {
+            piece_rows<R>(q + r * dim, head_dim, dim, scale, pages, last, key, value, from, to, s, o + r * dim, max + r, sum + r);
+        });
+    }
+}
+
+inline void gather_queries(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t first, int64_t count, float *q, int64_t *lo,
+                           int64_t *hi) {
+    const int group = a.heads / a.kv_heads, dim = padded_dim(a.head_dim);
+    for (int64_t i = 0; i < count; i++)
+        for (int g = 0; g < group; g++) {
+            const int64_t row = i * group + g, position = s.context + first + i;
+            std::memcpy(q + row * dim, a.q + (s.start + first + i) * a.ldq + int64_t(kv_head * group + g) * a.head_dim,
+                        sizeof(float) * size_t(a.head_dim));
+            hi[row] = position + 1;
+            lo[row] = a.window > 0 && position + 1 > a.window ? position + 1 - a.window : 0;
+        }
+}
+
+void attend(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t first, int64_t count, float *scratch) {
+    const int group = a.heads / a.kv_heads, dim = padded_dim(a.head_dim);
+    const int64_t rows = count * group;
+    // scratch: widened keys and values, then queries, the piece's outputs, the running outputs, weights of a few rows
+    float *keys = scratch, *values = keys + SPLIT * dim, *q = values + SPLIT * dim;
+    float *piece = q + rows * dim, *result = piece + rows * dim, *weights = result + rows * dim;
+    int64_t lo[MAX_ROWS], hi[MAX_ROWS];
+    float piece_max[MAX_ROWS + LANES] = {}, piece_sum[MAX_ROWS + LANES] = {};
+    Running running;
+    gather_queries(a, s, kv_head, first, count, q, lo, hi);
+    running.clear(rows, result, dim);
+    const Pages pages{a, s.table, kv_head};
+    const int64_t end = s.context + first + count;
+    for (int64_t p = lo[0] / SPLIT; p * SPLIT < end; p++) {
+        const PieceView v = piece_view(p, end);
+        const int64_t page0 = v.begin / PAGE;
+        if (rows > ROWS_AT_ONCE) { // widen once, use for all
+            for (int64_t i = 0; i < v.pages; i++) {
+                const uint16_t *k = pages.key(page0 + i), *x = pages.value(page0 + i);
+                for (int d = 0; d < a.head_dim; d++) f_store(keys + (i * dim + d) * PAGE, f_load_split(k + d * PAGE));
+                for (int d = 0; d < dim * PAGE; d += LANES) f_store(values + i * dim * PAGE + d, f_load_split(x + d));
+            }
+            piece_all(
+                q, rows, a.head_dim, dim, a.scale, v, [&](int64_t i, int d) { return f_load(keys + (i * dim + d) * PAGE); },
+                [&](int64_t i, int d) { return f_load(values + i * dim + d); }, lo, hi, weights, piece, piece_max, piece_sum);
+        } else {
+            piece_all(
+                q, rows, a.head_dim, dim, a.scale, v, [&](int64_t i, int d) { return f_load_split(pages.key(page0 + i) + d * PAGE); },
+                [&](int64_t i, int d) { return f_load_split(pages.value(page0 + i / PAGE) + (i % PAGE) * dim + d); }, lo, hi, weights,
+                piece, piece_max, piece_sum);
+        }
+        running.add(rows, result, piece_max, piece_sum, piece, dim);
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        float *out = a.out + (s.start + first + r / group) * a.ldo + int64_t(kv_head * group + r % group) * a.head_dim;
+        finish(result + r * dim, running.sum[r], a.head_dim, out);
+    }
+}
+
+// Partial layout: partial[(head in group) * stride + piece * (padded head size + 2)]: max, sum, outputs.
+void attend_pieces(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t query, int64_t from, int64_t to, float *partial,
+                   int64_t stride, float *scratch) {
+    const int group = a.heads / a.kv_heads, dim = padded_dim(a.head_dim);
+    float *q = scratch, *o = q + group * dim, *weights = o + group * dim;
+    int64_t lo[MAX_ROWS], hi[MAX_ROWS];
+    float max[MAX_ROWS], sum[MAX_ROWS];
+    gather_queries(a, s, kv_head, query, 1, q, lo, hi);
+    const Pages pages{a, s.table, kv_head};
+    for (int64_t p = from; p < to; p++) {
+        const PieceView v = piece_view(p, hi[0]);
+        const int64_t page0 = v.begin / PAGE;
+        piece_all(
+            q, group, a.head_dim, dim, a.scale, v, [&](int64_t i, int d) { return f_load_split(pages.key(page0 + i) + d * PAGE); },
+            [&](int64_t i, int d) { return f_load_split(pages.value(page0 + i / PAGE) + (i % PAGE) * dim + d); }, lo, hi, weights, o, max,
+            sum);
+        for (int g = 0; g < group; g++) {
+            float *out = partial + g * stride + p * (dim + 2);
+            out[0] = max[g];
+            out[1] = sum[g];
+            if (max[g] != NOTHING) std::memcpy(out + 2, o + g * dim, sizeof(float) * size_t(dim));
+        }
+    }
+}
+
+void merge_pieces(const float *partial, int64_t from, int64_t to, int head_dim, float *out) {
+    const int dim = padded_dim(head_dim);
+    float o[MAX_HEAD_DIM] = {}, piece_max[LANES] = {}, piece_sum[LANES] = {};
+    Running running;
+    running.clear(1, o, dim);
+    for (int64_t p = from; p < to; p++) {
+        const float *piece = partial + p * (dim + 2);
+        piece_max[0] = piece[0];
+        piece_sum[0] = piece[1];
+        running.add(1, o, piece_max, piece_sum, piece + 2, dim);
+    }
+    finish(o, running.sum[0], head_dim, out);
+}
+
+} // namespace TR_NS

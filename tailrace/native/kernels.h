@@ -1,0 +1,138 @@
+// What a kernel build (portable, AVX2, AVX-512) offers to the program that replays a model's operations.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+// Shared inline code must never be emitted out of line: a copy compiled for AVX-512 could be linked into the others.
+#define TR_INLINE __attribute__((always_inline)) inline
+
+namespace tailrace {
+
+constexpr int LANES = 16;      // outputs of one weight tile; positions of one KV page
+constexpr int PAGE = 16;       // tokens of one KV page
+constexpr int SPLIT = 64;      // KV positions that one softmax piece covers; pieces begin at multiples of it
+constexpr int MAX_ROWS = 64;   // (query, head) rows of one attention task
+constexpr int MAX_HEAD_DIM = 512;
+constexpr int QBLOCK = 32;     // activations that share one int8 scale
+
+// Head size in whole lanes.
+TR_INLINE int padded_dim(int head_dim) { return (head_dim + LANES - 1) / LANES * LANES; }
+
+enum class Kind : int { I4 = 0, I8 = 1, F32 = 2, BF16 = 3, F16 = 4 };
+enum class Min : int { None = 0, Stored = 1, Eight = 2 }; // Eight: the zero point of Q4_0, -8 scales
+
+// A weight matrix [n, k] in tiles of sixteen outputs. Integer kinds: a tile is a row of blocks, each its payload
+// (groups of four inputs x sixteen outputs; I4 keeps group g in the low and group g + 4 in the high nibbles), sixteen
+// scales and, with Min::Stored, sixteen minima. Float kinds: [k][16]. `n` and `k` are the padded sizes.
+struct Packed {
+    Kind kind = Kind::F32;
+    Min min = Min::None;
+    int block = 1;          // inputs that share a scale: 32 or 16
+    bool wide = false;      // scales and minima are float32 rather than float16
+    int64_t n = 0, k = 0;
+    const uint8_t *data = nullptr;
+
+    TR_INLINE bool integer() const { return kind == Kind::I4 || kind == Kind::I8; }
+    TR_INLINE size_t payload() const { return kind == Kind::I4 ? size_t(block) * 8 : size_t(block) * 16; }
+    TR_INLINE size_t block_bytes() const { return payload() + (min == Min::Stored ? 2 : 1) * LANES * (wide ? 4 : 2); }
+    TR_INLINE size_t tile_bytes() const {
+        if (integer()) return size_t(k / block) * block_bytes();
+        return size_t(k) * LANES * (kind == Kind::F32 ? 4 : 2);
+    }
+    TR_INLINE size_t bytes() const { return size_t(n / LANES) * tile_bytes(); }
+};
+
+// Activations [rows, k] rounded to int8 in blocks of 32: value = q * d. `ds` is d * sum(q) of the block, `ds16` of each
+// half; `s16` the integer sums of each half.
+struct Quantised {
+    int8_t *q = nullptr;
+    float *d = nullptr, *ds = nullptr, *ds16 = nullptr;
+    int32_t *s16 = nullptr;
+    int64_t k = 0; // multiple of 32
+    TR_INLINE int64_t blocks() const { return k / QBLOCK; }
+};
+
+struct Output {
+    float *data;         // [rows, ld], at the first column of the matrix
+    int64_t ld;
+    const float *bias;   // [n] or null
+    bool accumulate;     // add to what is there (residual)
+};
+
+// One attention layer over one step's batch.
+struct AttentionArgs {
+    const float *q;      // [tokens, ldq]
+    int64_t ldq;
+    float *out;          // [tokens, ldo]
+    int64_t ldo;
+    int heads, kv_heads, head_dim;
+    float scale;
+    int64_t window;      // 0: full
+    const uint16_t *keys;    // [pages][kv_heads][head_dim][16] bf16, positions in split order
+    const uint16_t *values;  // [pages][kv_heads][16][padded_dim] bf16, each 16 dimensions in split order
+};
+struct Sequence {
+    int64_t start, count;    // flat tokens
+    int64_t context;         // position of the first
+    const int32_t *table;
+};
+
+struct SampleArgs {
+    float *logits;           // [ld], the row; penalties and bias are applied in place
+    int64_t vocab;           // ids at or past it are never drawn
+    int64_t padded;          // floats in the row (multiple of 16)
+    float temperature, top_p, min_p, presence, frequency, repetition;
+    int32_t top_k, position, forced, logprobs;
+    uint64_t seed;
+    const int32_t *seen_token, *seen_count;
+    int64_t seen;
+    const int32_t *bias_token;
+    const float *bias_value;
+    int64_t biases;
+    int32_t *top_token;      // [logprobs]
+    float *top_logprob;
+};
+struct Sampled {
+    int32_t token;
+    float logprob;
+};
+
+// The tokens that min-p, top-k and top-p keep, likeliest first (lower ids first among equals); e[i] is exp((z - max) / T),
+// so its largest value is 1. Writes their ids and returns how many; `ids` has room for the vocabulary.
+int64_t select_kept(const float *e, int64_t vocab, float min_p, int32_t top_k, float top_p, int32_t *ids);
+// The `count` likeliest of raw logits into token and logit, padded with -1 and -infinity.
+void select_top(const float *logits, int64_t vocab, int32_t count, int32_t *token, float *logit);
+
+struct Kernels {
+    const char *name;
+    int rows_at_once;        // integer GEMM rows that share one unpacking
+    // scratch: 16 * w.k bytes (one tile of four-bit weights, a byte each)
+    void (*gemm_int)(const Packed &w, int64_t tile, const Quantised &x, int64_t row0, int64_t rows, const Output &out, uint8_t *scratch);
+    void (*gemm_float)(const Packed &w, int64_t tile, const float *x, int64_t ldx, int64_t row0, int64_t rows, const Output &out);
+    void (*embed)(const Packed &table, int64_t token, float *out, int64_t width);
+    void (*quantise)(const float *x, int64_t row, const Quantised &out);
+    void (*rms_norm)(const float *x, const float *weight, float eps, int64_t width, float *out);
+    void (*rotate)(float *x, const float *cos, const float *sin, int64_t half, int64_t head_dim);
+    void (*store_kv)(const float *k, const float *v, int64_t slot, int kv_heads, int head_dim, uint16_t *keys, uint16_t *values);
+    void (*silu_mul)(const float *gate, const float *up, int64_t width, float *out);
+    // Rows are (query, head of the group) of one KV head; queries [first, first + count) of the sequence.
+    void (*attend)(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t first, int64_t count, float *scratch);
+    // One query, KV pieces [from, to): writes (max, sum, head_dim outputs) for each head of the group and each piece.
+    void (*attend_pieces)(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t query, int64_t from, int64_t to, float *partial,
+                          int64_t stride, float *scratch);
+    void (*merge_pieces)(const float *partial, int64_t from, int64_t to, int head_dim, float *out);
+    Sampled (*sample)(const SampleArgs &a, float *scratch); // scratch: 3 * padded floats
+};
+
+// Floats of scratch for `attend` with this many rows (queries x heads of a group).
+TR_INLINE size_t attention_scratch(int64_t rows, int head_dim) {
+    const size_t dim = size_t(padded_dim(head_dim));
+    return 2 * SPLIT * dim + size_t(rows) * 3 * dim + 8 * SPLIT;
+}
+
+const Kernels *kernels_portable();
+const Kernels *kernels_avx2();    // null where the build has none
+const Kernels *kernels_avx512();
+
+} // namespace tailrace

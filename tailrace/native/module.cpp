@@ -1,0 +1,245 @@
+// The Python face of the native kernels. It checks every array's type and size; nothing below it does.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "kernels.h"
+#include "pack.h"
+#include "pool.h"
+#include "program.h"
+
+namespace nb = nanobind;
+using namespace tailrace;
+
+namespace {
+
+template <class T> using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T> using In2 = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T> using Out = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T> using Out2 = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+bool cpu_has(const std::string &name) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (name == "avx2") return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+#if defined(TR_EMULATE)
+    if (name == "avx512") return cpu_has("avx2");
+#endif
+    if (name == "avx512")
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && cpu_has("avx2");
+#endif
+    return name == "portable";
+}
+
+const Kernels *built(const std::string &name) {
+    if (name == "portable") return kernels_portable();
+#if defined(TR_HAVE_X86)
+    if (name == "avx2") return kernels_avx2();
+    if (name == "avx512") return kernels_avx512();
+#endif
+    return nullptr;
+}
+
+// Kernel builds that this machine can run, best first.
+std::vector<std::string> available() {
+    std::vector<std::string> names;
+    for (const char *name : {"avx512", "avx2", "portable"})
+        if (built(name) && cpu_has(name)) names.emplace_back(name);
+    return names;
+}
+
+const Kernels *chosen(const std::string &name) {
+    const auto names = available();
+    if (std::find(names.begin(), names.end(), name) == names.end()) {
+        std::string list;
+        for (const auto &n : names) list += (list.empty() ? "" : ", ") + n;
+        throw std::invalid_argument("kernels '" + name + "' cannot run on this machine; it can run: " + list);
+    }
+    return built(name);
+}
+
+void want(bool ok, const char *what) {
+    if (!ok) throw std::invalid_argument(what);
+}
+
+// (kind, minimum, block, wide, padded n, padded k, bytes)
+using Shape = std::tuple<int, int, int, bool, int64_t, int64_t, int64_t>;
+
+Shape shape_of(const std::string &format, int64_t n, int64_t k) {
+    const Packed p = packed_shape(format, n, k);
+    return {int(p.kind), int(p.min), p.block, p.wide, p.n, p.k, int64_t(p.bytes())};
+}
+
+void pack(const std::string &format, In2<uint8_t> rows, int64_t k, int64_t from, int64_t to, Out<uint8_t> out) {
+    const Packed p = packed_shape(format, int64_t(rows.shape(0)), k);
+    want(out.size() == p.bytes(), "the packed size is wrong");
+    want(from >= 0 && to <= p.n / LANES, "tiles past the end");
+    const uint8_t *source = rows.data();
+    const auto n = int64_t(rows.shape(0)), bytes = int64_t(rows.shape(1));
+    uint8_t *target = out.data();
+    nb::gil_scoped_release release;
+    pack_tiles(format, source, n, bytes, k, p, from, to, target);
+}
+
+class Recorder {
+  public:
+    Recorder(const std::string &kernels, int threads, int64_t max_tokens, int64_t max_sequences, int64_t vocab, int64_t vocab_limit)
+        : program_(chosen(kernels), threads, max_tokens, max_sequences, vocab, vocab_limit), vocab_(vocab), max_sequences_(max_sequences) {}
+
+    int weight(const std::string &format, int64_t n, int64_t k, In<uint8_t> data) {
+        Packed p = packed_shape(format, n, k);
+        want(data.size() == p.bytes(), "the packed size is wrong");
+        p.data = data.data();
+        rows_.push_back(n);
+        keep_.append(nb::cast(data));
+        return program_.weight(p);
+    }
+    int vector(In<float> data) { return program_.vector(data.data(), int64_t(data.size())); }
+    int rope(In2<float> cos, In2<float> sin) {
+        want(cos.shape(0) == sin.shape(0) && cos.shape(1) == sin.shape(1), "cos and sin differ in shape");
+        keep_.append(nb::cast(cos));
+        keep_.append(nb::cast(sin));
+        return program_.rope(cos.data(), sin.data(), int64_t(cos.shape(0)), int64_t(cos.shape(1)));
+    }
+    void embed(int table, int out, int64_t width) {
+        table_rows_ = rows_.at(size_t(table));
+        program_.embed(table, out, width);
+    }
+    int64_t add_pool(int64_t pages, int kv_heads, int head_dim) {
+        pages_ = pages_ == 0 ? pages : std::min(pages_, pages);
+        return program_.add_pool(pages, kv_heads, head_dim);
+    }
+    void linear(int x, const std::vector<std::tuple<int, int, int64_t, int>> &segments, bool accumulate) {
+        std::vector<Program::Segment> s;
+        for (const auto &[weight, out, column, bias] : segments) s.push_back({weight, out, bias, column});
+        program_.linear(x, s, accumulate);
+    }
+    Program &program() { return program_; }
+
+    void run(In<int32_t> tokens, In<int32_t> starts, In<int32_t> context, In2<int32_t> tables, In<int32_t> wanted, nb::dict sampling,
+             Out<int32_t> token, Out<float> logprob, Out2<int32_t> top_token, Out2<float> top_logprob, nb::object logits) {
+        Step s{};
+        s.count = int64_t(tokens.size());
+        s.sequences = int64_t(context.size());
+        s.wanted_count = int64_t(wanted.size());
+        s.table_width = int64_t(tables.shape(1));
+        s.tokens = tokens.data(), s.starts = starts.data(), s.context = context.data(), s.tables = tables.data(), s.wanted = wanted.data();
+        check(s, tables);
+        take(sampling, "temperature", s.temperature, s.wanted_count), take(sampling, "top_p", s.top_p, s.wanted_count);
+        take(sampling, "min_p", s.min_p, s.wanted_count), take(sampling, "presence", s.presence, s.wanted_count);
+        take(sampling, "frequency", s.frequency, s.wanted_count), take(sampling, "repetition", s.repetition, s.wanted_count);
+        take(sampling, "top_k", s.top_k, s.wanted_count), take(sampling, "position", s.position, s.wanted_count);
+        take(sampling, "forced", s.forced, s.wanted_count), take(sampling, "logprobs", s.logprobs, s.wanted_count);
+        take(sampling, "seed", s.seed, s.wanted_count);
+        sparse(sampling, "seen_start", "seen_token", "seen_count", s.wanted_count, s.seen_start, s.seen_token, s.seen_count);
+        sparse(sampling, "bias_start", "bias_token", "bias_value", s.wanted_count, s.bias_start, s.bias_token, s.bias_value);
+        want(int64_t(token.size()) == s.wanted_count && int64_t(logprob.size()) == s.wanted_count, "outputs must have one entry a wanted row");
+        want(int64_t(top_token.shape(0)) == s.wanted_count && int64_t(top_logprob.shape(0)) == s.wanted_count &&
+                 top_token.shape(1) == top_logprob.shape(1),
+             "top outputs must have one row a wanted row");
+        s.top_width = int64_t(top_token.shape(1));
+        for (int64_t i = 0; i < s.wanted_count; i++) {
+            want(s.logprobs[i] <= s.top_width, "more log-probabilities asked for than there is room for");
+            want(s.forced[i] < vocab_, "a forced token is past the vocabulary");
+        }
+        s.token = token.data(), s.logprob = logprob.data(), s.top_token = top_token.data(), s.top_logprob = top_logprob.data();
+        if (!logits.is_none()) {
+            auto l = nb::cast<Out2<float>>(logits);
+            want(int64_t(l.shape(0)) == s.wanted_count && int64_t(l.shape(1)) == vocab_, "logits have the wrong shape");
+            s.logits = l.data();
+        }
+        nb::gil_scoped_release release;
+        program_.run(s);
+    }
+
+  private:
+    // The kernels index memory by what is in these arrays, so everything is checked here, once a step.
+    void check(const Step &s, const In2<int32_t> &tables) {
+        want(s.count > 0, "a step needs tokens");
+        want(s.sequences > 0 && s.sequences <= max_sequences_, "too many sequences in a step");
+        want(int64_t(tables.shape(0)) == s.sequences, "tables must have one row a sequence");
+        want(s.starts[0] == 0 && s.starts[s.sequences] == s.count, "starts must cover the tokens");
+        for (int64_t i = 0; i < s.sequences; i++) {
+            want(s.starts[i] < s.starts[i + 1], "a sequence needs tokens");
+            want(s.context[i] >= 0, "a context is negative");
+            const int64_t pages = (int64_t(s.context[i]) + s.starts[i + 1] - s.starts[i] + PAGE - 1) / PAGE;
+            want(pages <= s.table_width, "a block table is too short");
+            for (int64_t p = 0; p < pages; p++) {
+                const int32_t page = s.tables[i * s.table_width + p];
+                want(page >= 0 && (page < pages_ || pages_ == 0), "a page is past the pool");
+            }
+        }
+        for (int64_t i = 0; i < s.count; i++) want(s.tokens[i] >= 0 && s.tokens[i] < table_rows_, "a token is past the embedding table");
+        for (int64_t i = 0; i < s.wanted_count; i++)
+            want(s.wanted[i] >= 0 && s.wanted[i] < s.count && (i == 0 || s.wanted[i] > s.wanted[i - 1]), "wanted rows must ascend within the step");
+    }
+    template <class T> int64_t take(const nb::dict &d, const char *name, const T *&out, int64_t size) {
+        auto a = nb::cast<In<T>>(d[name]);
+        if (size >= 0) want(int64_t(a.size()) == size, name);
+        out = a.data();
+        return int64_t(a.size());
+    }
+    template <class V>
+    void sparse(const nb::dict &d, const char *start, const char *token, const char *value, int64_t rows, const int32_t *&starts,
+                const int32_t *&tokens, const V *&values) {
+        take(d, start, starts, rows + 1);
+        const int64_t n = take(d, token, tokens, -1);
+        take(d, value, values, n);
+        want(starts[0] == 0 && starts[rows] == n, start);
+        for (int64_t i = 0; i < rows; i++) want(starts[i] <= starts[i + 1], start);
+    }
+
+    Program program_;
+    int64_t vocab_, max_sequences_, table_rows_ = 0, pages_ = 0;
+    std::vector<int64_t> rows_;
+    nb::list keep_;
+};
+
+} // namespace
+
+NB_MODULE(_kernels, m) {
+    m.def("available", &available);
+    m.def("packed_shape", &shape_of, nb::arg("format"), nb::arg("n"), nb::arg("k"));
+    m.def("pack", &pack, nb::arg("format"), nb::arg("rows"), nb::arg("k"), nb::arg("first_tile"), nb::arg("end_tile"), nb::arg("out"));
+    nb::class_<Recorder>(m, "Program")
+        .def(nb::init<const std::string &, int, int64_t, int64_t, int64_t, int64_t>(), nb::arg("kernels"), nb::arg("threads"),
+             nb::arg("max_tokens"), nb::arg("max_sequences"), nb::arg("vocab"), nb::arg("vocab_limit"))
+        .def("buffer", [](Recorder &r, int64_t width) { return r.program().buffer(width); })
+        .def("weight", &Recorder::weight)
+        .def("vector", &Recorder::vector)
+        .def("rope", &Recorder::rope)
+        .def("add_pool", &Recorder::add_pool)
+        .def("embed", &Recorder::embed)
+        .def("norm", [](Recorder &r, int x, int w, float eps, int64_t width, int out, bool q) { r.program().norm(x, w, eps, width, out, q); })
+        .def("quantise", [](Recorder &r, int x) { r.program().quantise(x); })
+        .def("linear", &Recorder::linear)
+        .def("head_norm", [](Recorder &r, int x, int64_t column, int w, float eps, int heads,
+                             int dim) { r.program().head_norm(x, column, w, eps, heads, dim); })
+        .def("rotate", [](Recorder &r, int x, int64_t column, int rope, int heads, int dim) { r.program().rotate(x, column, rope, heads, dim); })
+        .def("attention", [](Recorder &r, int q, int64_t qc, int k, int64_t kc, int v, int64_t vc, int out, int64_t pool, int heads, int kv_heads,
+                             int dim, float scale,
+                             int64_t window) { r.program().attention(q, qc, k, kc, v, vc, out, pool, heads, kv_heads, dim, scale, window); })
+        .def("silu_mul", [](Recorder &r, int gate, int64_t gc, int up, int64_t uc, int64_t width, int out,
+                            bool q) { r.program().silu_mul(gate, gc, up, uc, width, out, q); })
+        .def("add", [](Recorder &r, int a, int b, int64_t width, int out) { r.program().add(a, b, width, out); })
+        .def("select", [](Recorder &r, int x, int64_t width) { return r.program().select(x, width); })
+        .def("sample", [](Recorder &r, int logits) { r.program().sample(logits); })
+        .def("run", &Recorder::run, nb::arg("tokens"), nb::arg("starts"), nb::arg("context"), nb::arg("tables"), nb::arg("wanted"),
+             nb::arg("sampling"), nb::arg("token"), nb::arg("logprob"), nb::arg("top_token"), nb::arg("top_logprob"),
+             nb::arg("logits").none())
+        .def("profile", [](Recorder &r, bool on) { r.program().profile(on); })
+        .def("profiled", [](Recorder &r) { return r.program().profiled(); })
+        .def_prop_ro("threads", [](Recorder &r) { return r.program().threads(); })
+        .def_prop_ro("kernels", [](Recorder &r) { return std::string(r.program().kernels()); })
+        .def_prop_ro("kv_bytes", [](Recorder &r) { return r.program().kv_bytes(); });
+}

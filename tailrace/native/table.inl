@@ -1,0 +1,25 @@
+// One build of every kernel. The including file defines TR_NS, the instruction set, and TR_TABLE (the function that
+// returns the table) and TR_NAME.
+#include "kernels.h"
+#include "simd.h"
+
+#include "gemm.inl"
+
+#include "rows.inl"
+
+#include "attention.inl"
+
+#include "sample.inl"
+
+namespace tailrace {
+
+const Kernels *TR_TABLE() {
+    static const Kernels table{
+        TR_NAME,          TR_NS::INT_ROWS,     TR_NS::gemm_int, TR_NS::gemm_float,    TR_NS::embed,        TR_NS::quantise, TR_NS::rms_norm,
+        TR_NS::rotate,    TR_NS::store_kv,     TR_NS::silu_mul, TR_NS::attend,        TR_NS::attend_pieces, TR_NS::merge_pieces,
+        TR_NS::sample,
+    };
+    return &table;
+}
+
+} // namespace tailrace

@@ -1,0 +1,131 @@
+"""Whole models on the cpu backend: the reference's numbers, and the same bits however a request is computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tailrace.backends.cpu import CpuBackend, available_kernels
+from tailrace.backends.reference import ReferenceBackend
+from tailrace.models import load_model, open_checkpoint
+from tests.batches import batch, logits_of, pages_for
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+PROMPT = np.load(GOLDEN / "prompt.npy").tolist()
+LOGITS = np.load(GOLDEN / "logits.npz")
+NAMES = sorted(name for name in LOGITS.files if not name.startswith("rope-"))
+KERNELS = available_kernels()
+
+
+def on_cpu(name: str, length: int, *, kernels: str | None = None, threads: int = 2, step: int = 256) -> CpuBackend:
+    model = load_model(open_checkpoint(GOLDEN / "models" / name), max_context=length)
+    return CpuBackend(
+        model,
+        pages=4 * pages_for(length) + 8,
+        max_context=length,
+        step_tokens=step,
+        max_running=8,
+        threads=threads,
+        kernels=kernels,
+    )
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("name", NAMES)
+def test_an_architecture_gives_the_logits_of_the_reference(name: str, kernels: str) -> None:
+    model = load_model(open_checkpoint(GOLDEN / "models" / name), max_context=80)
+    truth = logits_of(ReferenceBackend(model, pages=8, kv_dtype="bf16"), PROMPT[:80], range(80))
+    found = logits_of(on_cpu(name, 80, kernels=kernels), PROMPT[:80], range(80))
+    # a key or value that lies between two bf16 numbers may round either way after float32 rounding
+    assert np.abs(found - truth).max() < 2e-3 * np.abs(truth).max()
+    assert np.median(np.abs(found - truth)) < 1e-5 * np.abs(truth).max()
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("name", NAMES)
+def test_chunks_pages_threads_and_company_do_not_change_a_bit(name: str, kernels: str) -> None:
+    prompt = PROMPT[:80]
+    backend = on_cpu(name, 80, kernels=kernels)
+    truth = logits_of(backend, prompt, range(80))
+    for chunk in (1, 7, 16, 64):
+        assert np.array_equal(logits_of(backend, prompt, range(80), chunk=chunk, first_page=5), truth)
+    assert np.array_equal(logits_of(on_cpu(name, 80, kernels=kernels, threads=1), prompt, range(80), chunk=11), truth)
+    other = PROMPT[100:150]
+    together = backend.run(batch([(other, 0, [10, 11, 12, 13]), (prompt, 0, [3, 1, 4, 2, 0])], range(50, 130))).logits
+    assert np.array_equal(together, truth)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral-window"])
+def test_a_long_context_has_the_same_bits_decoded_by_pieces(name: str) -> None:
+    """One sequence that decodes alone is cut over its KV among the threads; a chunk of queries is not."""
+    length = 700
+    backend = on_cpu(name, length, step=length)
+    truth = logits_of(backend, PROMPT[:length], range(length))
+    table = list(range(pages_for(length)))
+    for position in (63, 64, 65, 127, 128, 500, 699):
+        alone = backend.run(batch([([PROMPT[position]], position, table)], [0])).logits
+        assert np.array_equal(alone[0], truth[position])
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_shared_pages_give_the_same_bits(name: str) -> None:
+    backend = on_cpu(name, 80)
+    truth = logits_of(backend, PROMPT[:80], [79])
+    logits_of(backend, PROMPT[:48], [47], first_page=10)
+    found = backend.run(batch([(PROMPT[48:80], 48, [10, 11, 12, 20, 21])], [31])).logits
+    assert np.array_equal(found, truth)
+
+
+def test_repacked_weights_are_kept_and_mapped(tmp_path: Path) -> None:
+    model = load_model(open_checkpoint(GOLDEN / "models" / "llama"), max_context=64)
+    sizes = {"pages": 8, "max_context": 64, "step_tokens": 64, "max_running": 2}
+    first = CpuBackend(model, cache_dir=tmp_path, **sizes)
+    second = CpuBackend(model, cache_dir=tmp_path, **sizes)
+    assert first.mapped
+    assert second.mapped
+    truth = logits_of(first, PROMPT[:40], [39])
+    assert np.array_equal(logits_of(second, PROMPT[:40], [39]), truth)
+    (kept,) = tmp_path.iterdir()
+    kept.write_bytes(kept.read_bytes()[:-1])  # a torn file is packed anew
+    assert np.array_equal(logits_of(CpuBackend(model, cache_dir=tmp_path, **sizes), PROMPT[:40], [39]), truth)
+
+
+def test_a_cache_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = load_model(open_checkpoint(GOLDEN / "models" / "llama"), max_context=64)
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    backend = CpuBackend(model, pages=8, max_context=64, step_tokens=64, max_running=2, cache_dir=blocked)
+    assert not backend.mapped
+    assert "not kept" in caplog.text
+    assert logits_of(backend, PROMPT[:8], [7]).shape == (1, model.vocab)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokens": np.array([1, 9999], np.int32)},
+        {"tokens": np.array([1, -1], np.int32)},
+        {"tables": np.array([[9999]], np.int32)},
+        {"tables": np.array([[-1]], np.int32)},
+        {"context": np.array([-1], np.int32)},
+        {"context": np.array([5000], np.int32)},
+        {"wanted": np.array([5], np.int32)},
+        {"starts": np.array([0, 5], np.int32)},
+    ],
+    ids=str,
+)
+def test_a_batch_that_points_outside_is_refused(change: dict[str, np.ndarray]) -> None:
+    backend = on_cpu("llama", 64)
+    step = batch([([1, 2], 0, [0])], [1])
+    for name, value in change.items():
+        setattr(step, name, value)
+    with pytest.raises(ValueError, match=r"\w"):
+        backend.run(step)
+    assert backend.run(batch([([1, 2], 0, [0])], [1])).tokens.shape == (1,)
+
+
+def test_an_unknown_kernel_build_is_refused_by_name() -> None:
+    with pytest.raises(Exception, match="'sse9' cannot run on this machine; it can run"):
+        on_cpu("llama", 64, kernels="sse9")
