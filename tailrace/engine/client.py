@@ -1,0 +1,479 @@
+"""The API process's side of the engine: hands requests over, spreads what comes back, and supervises.
+
+One asyncio loop owns a client; nothing here is thread-safe. A request ends exactly once, through its `Sink`: by an
+output with a finish reason, or by a failure. What had produced nothing and was still queued when an engine died is
+handed to the next one; the rest fails at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import msgspec
+import zmq
+
+from tailrace.engine.protocol import (
+    Abort,
+    Control,
+    Fatal,
+    FromEngine,
+    Gauges,
+    Heartbeat,
+    Output,
+    Ready,
+    Submit,
+    ToEngine,
+    Tokens,
+)
+from tailrace.engine.spec import EngineSpec
+from tailrace.engine.supervisor import Backoff, Bounds, EngineProcess, Pulse, death_notice, spawn
+from tailrace.terms import EngineDied, Event, EventKind, Overloaded, TailraceError
+
+State = Literal["new", "starting", "ready", "down", "failed", "closed"]
+TICK = 0.5
+"""Seconds between two looks at the engine's pulse."""
+RETRY = 0.01
+"""Seconds until a request is offered again to an engine whose end of the downward socket is not connected yet: it may
+say `Ready` on the other one first."""
+RESUBMITS = 1
+"""How often a queued request is handed to another engine. An engine that dies in the step that admits a request takes
+the news of that with it, so the request that killed it may look like one that was queued: it gets no third engine."""
+
+
+class Sink(Protocol):
+    """Where one request's news goes. Called on the loop; must not block and must not raise."""
+
+    def queued(self) -> None:
+        """The engine has taken it in."""
+
+    def output(self, output: Output) -> None:
+        """What one step gave it."""
+
+    def failed(self, error: TailraceError) -> None:
+        """It ended without a finish reason; nothing follows."""
+
+
+@dataclass
+class _Held:
+    submit: Submit
+    sink: Sink | None  # None once its client has left
+    sent: bool = False
+    admitted: bool = False
+    produced: bool = False
+    attempts: int = 0
+
+    @property
+    def survives(self) -> bool:
+        """Whether another engine may take it over without anybody noticing."""
+        return not self.admitted and not self.produced and self.attempts < RESUBMITS
+
+
+Listener = Callable[[Sequence[Event]], None]
+
+
+class EngineClient:
+    """Spawns, feeds, watches and restarts one engine."""
+
+    def __init__(self, spec: EngineSpec, *, bounds: Bounds | None = None, backoff: Backoff | None = None) -> None:
+        self.spec = spec
+        self.bounds = bounds or Bounds()
+        self.backoff = backoff or Backoff()
+        self.state: State = "new"
+        self.ready: Ready | None = None
+        self.gauges = Gauges()
+        self.baseline: Gauges | None = None  # the counters that the current engine started from
+        self.error = ""  # why the last engine ended
+        self.restarts = 0
+        self.refused = False  # draining: nothing new is taken
+        self._listeners: list[Listener] = []
+        self._held: dict[str, _Held] = {}
+        self._not_admitted = 0
+        self._process: EngineProcess | None = None
+        self._pulse = Pulse(0.0)
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._up: zmq.Socket[bytes] | None = None
+        self._down: zmq.Socket[bytes] | None = None
+        self._up_fd = -1
+        self._pid_fd = -1
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(FromEngine).decode
+        self._watch: asyncio.Task[None] | None = None
+        self._restart: asyncio.TimerHandle | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # Life cycle
+
+    def spawn(self) -> None:
+        """Starts the engine process; returns at once. Optional before `start`: gives it a head start."""
+        if self._process is None:
+            self.adopt(spawn(self.spec))
+
+    def adopt(self, process: EngineProcess) -> None:
+        """Takes over a process that `supervisor.spawn` has started with this client's spec."""
+        self._process = process
+        self._pulse = Pulse(process.spawned_at)
+
+    async def start(self) -> None:
+        """Opens the sockets and begins to supervise. Returns at once; `wait_ready` waits."""
+        self._context = zmq.Context(io_threads=1)
+        self.spawn()
+        self._open()
+        self._watch = asyncio.create_task(self._watch_pulse(), name="engine watch")
+
+    async def wait_ready(self) -> Ready:
+        """Waits until the engine has warmed up. Raises EngineDied where its first start fails."""
+        while self.ready is None:
+            if self.state in ("failed", "closed"):
+                raise EngineDied(self.error or "the engine is closed")
+            await self._change()
+        return self.ready
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def drain(self) -> None:
+        """Takes nothing new and waits until nothing is held."""
+        self.refused = True
+        self._send(Control("drain"))
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """Ends the engine at once; whatever is still held fails."""
+        self.state = "closed"
+        for timer in (self._restart, self._retry):
+            if timer is not None:
+                timer.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watch
+        if self._process is not None and self.ready is not None:
+            self._send(Control("stop"))
+        self._shut()
+        if self._process is not None:
+            process = self._process
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    while process.exit_code() is None:
+                        await asyncio.sleep(0.01)
+            process.kill()
+        if self._context is not None:
+            self._context.destroy(linger=0)
+        self._fail_held("the server is shutting down", queue_survives=False)
+        self._changed.set()
+
+    def kill(self) -> None:
+        """Ends the engine process without waiting for anything; only for a parent that ends right after."""
+        if self._process is not None:
+            self._process.kill()
+
+    # Requests
+
+    @property
+    def healthy(self) -> bool:
+        """Ready, with a fresh heartbeat, and making progress where it holds requests."""
+        return (
+            self.state == "ready"
+            and self._pulse.verdict(time.monotonic(), self.bounds, held=bool(self._held)) is None
+            and self._process is not None
+            and self._process.exit_code() is None
+        )
+
+    @property
+    def held(self) -> int:
+        """Requests that have not ended."""
+        return len(self._held)
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process id."""
+        return self._process.process.pid if self._process else None
+
+    def listen(self, listener: Listener) -> None:
+        """Calls it with every event, in order, before the outputs of the same step are handed on."""
+        self._listeners.append(listener)
+
+    def submit(self, submit: Submit, sink: Sink) -> None:
+        """Hands a request over. Raises Overloaded (queue full, draining) or EngineDied (no engine to hand it to);
+        after that the sink hears of everything."""
+        if self.refused:
+            raise Overloaded("the server is shutting down", retry_after=5.0)
+        if self.state != "ready" or self.ready is None:
+            raise EngineDied("the engine is not ready" if self.state == "starting" else f"no engine: {self.error}")
+        if self._not_admitted >= self.ready.max_waiting + self.ready.max_running:
+            raise Overloaded(f"the queue is full ({self.ready.max_waiting} requests are waiting)")
+        held = _Held(submit, sink)
+        if not self._held:
+            self._pulse.moved_at = time.monotonic()
+        self._held[submit.request] = held
+        self._not_admitted += 1
+        self._idle.clear()
+        self._hand_over(held)
+
+    async def generate(self, submit: Submit) -> AsyncIterator[Output]:
+        """`submit` as an iterator of outputs; leaving it early aborts the request. Raises as `submit`, and what the
+        sink would hear of."""
+        queue: asyncio.Queue[Output | TailraceError] = asyncio.Queue()
+        self.submit(submit, _QueueSink(queue))
+        finished = False
+        try:
+            while not finished:
+                item = await queue.get()
+                if isinstance(item, TailraceError):
+                    finished = True
+                    raise item
+                finished = item.finish is not None
+                yield item
+        finally:
+            if not finished:
+                self.abort([submit.request])
+
+    def abort(self, requests: Iterable[str]) -> None:
+        """Their clients have left: the sinks hear nothing more, and the engine frees what they hold."""
+        sent = []
+        for request in requests:
+            held = self._held.get(request)
+            if held is None or held.sink is None:
+                continue
+            held.sink = None
+            if held.sent:
+                sent.append(request)
+            else:
+                self._forget(request)
+                self._tell([Event(request, EventKind.FINISHED, time.monotonic(), cause="abort")])
+        if sent:
+            self._send(Abort(sent))
+
+    def reset_prefix(self) -> None:
+        """Forgets every cached prefix that no request holds."""
+        self._send(Control("reset_prefix"))
+
+    def _hand_over(self, held: _Held) -> None:
+        if self.state != "ready":
+            return  # it is handed over when the next engine is
+        held.sent = self._send(held.submit)
+        if not held.sent and self._retry is None:
+            self._retry = asyncio.get_running_loop().call_later(RETRY, self._hand_over_unsent)
+
+    def _hand_over_unsent(self) -> None:
+        self._retry = None
+        for held in list(self._held.values()):
+            if not held.sent:
+                self._hand_over(held)
+
+    def _forget(self, request: str) -> _Held | None:
+        held = self._held.pop(request, None)
+        if held is not None:
+            if not held.admitted:
+                self._not_admitted -= 1
+            if not self._held:
+                self._idle.set()
+        return held
+
+    # Messages
+
+    def _send(self, message: ToEngine) -> bool:
+        if self._down is None:
+            return False
+        try:
+            self._down.send(self._encode(message), zmq.NOBLOCK)
+        except zmq.Again:  # the peer is gone; its end is noticed elsewhere
+            return False
+        return True
+
+    def _readable(self) -> None:
+        """Takes everything in: ZeroMQ's descriptor only signals changes, so one wake-up must empty the socket."""
+        while self._up is not None:
+            try:
+                data = self._up.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._receive(self._decode(data))
+
+    def _receive(self, message: FromEngine) -> None:
+        now = time.monotonic()
+        match message:
+            case Tokens(outputs=outputs, events=events, gauges=gauges):
+                self._pulse.beat(now)
+                self._pulse.moved_at = now
+                self.gauges = gauges
+                if events:
+                    self._note(events)
+                    self._tell(events)
+                for output in outputs:
+                    self._spread(output)
+                for event in events:
+                    if event.kind is EventKind.FINISHED or event.kind is EventKind.FAILED:
+                        self._end(event)
+            case Heartbeat(progress=progress, gauges=gauges):
+                self._pulse.beat(now, progress)
+                self.gauges = gauges
+                self.baseline = self.baseline or gauges
+            case Ready():
+                self._pulse.ready_at = now
+                self._pulse.beat(now)
+                self._pulse.moved_at = now
+                self.ready = message
+                self.baseline = None
+                self.state = "ready"
+                self._hand_over_unsent()
+                self._changed.set()
+            case Fatal(error=error):
+                self.error = error
+
+    def _note(self, events: Sequence[Event]) -> None:
+        for event in events:
+            kind = event.kind
+            if kind is EventKind.QUEUED or kind is EventKind.ADMITTED:
+                held = self._held.get(event.request)
+                if held is None:
+                    continue
+                if kind is EventKind.ADMITTED and not held.admitted:
+                    held.admitted = True
+                    self._not_admitted -= 1
+                elif kind is EventKind.QUEUED and held.sink is not None:
+                    held.sink.queued()
+
+    def _spread(self, output: Output) -> None:
+        held = self._held.get(output.request)
+        if held is None:
+            return
+        held.produced = True
+        sink = held.sink
+        if output.finish is not None:
+            self._forget(output.request)
+        if sink is not None:
+            sink.output(output)
+
+    def _end(self, event: Event) -> None:
+        """An engine that closes a request by its event alone (an abort) is done with it too."""
+        held = self._held.get(event.request)
+        if held is not None and held.sink is None:
+            self._forget(event.request)
+
+    def _tell(self, events: Sequence[Event]) -> None:
+        for listener in self._listeners:
+            listener(events)
+
+    # Supervision
+
+    def _open(self) -> None:
+        """Binds the sockets of the current process."""
+        assert self._process is not None
+        assert self._context is not None
+        loop = asyncio.get_running_loop()
+        self.state = "starting"
+        self._up = self._context.socket(zmq.PULL)
+        self._down = self._context.socket(zmq.PUSH)
+        for socket, address in ((self._up, self._process.up), (self._down, self._process.down)):
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.set_hwm(0)
+            socket.bind(address)
+        self._up_fd = int(self._up.getsockopt(zmq.FD))
+        loop.add_reader(self._up_fd, self._readable)
+        with contextlib.suppress(ProcessLookupError):  # it may have ended already; the next tick sees that
+            self._pid_fd = os.pidfd_open(self._process.process.pid)
+            loop.add_reader(self._pid_fd, self._exited)
+        loop.call_soon(self._readable)
+
+    def _shut(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._up_fd >= 0:
+            loop.remove_reader(self._up_fd)
+        if self._pid_fd >= 0:
+            loop.remove_reader(self._pid_fd)
+            os.close(self._pid_fd)
+        self._up_fd = self._pid_fd = -1
+        for socket in (self._up, self._down):
+            if socket is not None:
+                socket.close(linger=100 if self.state == "closed" else 0)
+        self._up = self._down = None
+
+    def _exited(self) -> None:
+        assert self._process is not None
+        self._readable()  # its last words
+        code = self._process.exit_code()
+        self._died(f"the engine process ended: {self.error or death_notice(code)}")
+
+    async def _watch_pulse(self) -> None:
+        before = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK)
+            self._readable()
+            now = time.monotonic()
+            late, before = now - before > 3 * TICK, now
+            if late or self.state not in ("starting", "ready") or self._process is None:
+                continue  # when this process itself was stopped, the engine is not to blame
+            if self._process.exit_code() is not None:
+                self._exited()
+                continue
+            wrong = self._pulse.verdict(now, self.bounds, held=bool(self._held))
+            if wrong is not None:
+                self._died(wrong)
+
+    def _died(self, why: str) -> None:
+        """Fails what the engine held, and arranges for the next one."""
+        if self.state in ("down", "failed", "closed"):
+            return
+        first = self.ready is None and self.restarts == 0
+        now = time.monotonic()
+        lived = now - self._pulse.ready_at if self._pulse.ready_at is not None else 0.0
+        self.state = "failed" if first else "down"
+        self.error = self.error or why
+        self.ready = None
+        self.gauges = Gauges()
+        self._shut()
+        assert self._process is not None
+        self._process.kill()
+        self._fail_held(why, queue_survives=not first and not self.refused)
+        self._changed.set()
+        if not first and not self.refused:
+            delay = self.backoff.died(lived)
+            self._restart = asyncio.get_running_loop().call_later(delay, self._start_again)
+
+    def _start_again(self) -> None:
+        if self.state != "down":
+            return
+        self.restarts += 1
+        self.error = ""
+        self.adopt(spawn(self.spec))
+        self._open()
+
+    def _fail_held(self, why: str, *, queue_survives: bool) -> None:
+        now = time.monotonic()
+        lost: list[_Held] = []
+        for request, held in list(self._held.items()):
+            if queue_survives and held.survives and held.sink is not None:
+                held.sent = False
+                held.attempts += 1
+                continue
+            self._forget(request)
+            lost.append(held)
+        self._tell([Event(held.submit.request, EventKind.FAILED, now, cause="engine died") for held in lost])
+        for held in lost:
+            if held.sink is not None:
+                held.sink.failed(EngineDied(f"{why}; the request was lost, try again"))
+
+
+@dataclass(frozen=True)
+class _QueueSink:
+    queue: asyncio.Queue[Output | TailraceError]
+
+    def queued(self) -> None:
+        """Nothing to do: an iterator only sees outputs."""
+
+    def output(self, output: Output) -> None:
+        self.queue.put_nowait(output)
+
+    def failed(self, error: TailraceError) -> None:
+        self.queue.put_nowait(error)

@@ -1,0 +1,401 @@
+"""The engine loop: one step runs in a worker thread while the next one is planned.
+
+`step()` waits for the running step, applies its tokens, brings the plan of the next step up to date (requests that have
+ended are pruned, arrivals share in it), launches it, and only then turns what the ended step gave into the news.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tailrace.backends import Backend, Result
+from tailrace.engine.batch import BatchBuilder, scored_rows, scores
+from tailrace.engine.config import EngineConfig
+from tailrace.engine.plan import Chunk, Plan
+from tailrace.engine.protocol import FinishReason, Gauges, Output, Submit, TokenLogprob, Tokens
+from tailrace.engine.request import Request, State
+from tailrace.engine.runner import Runner, ThreadRunner
+from tailrace.engine.scheduler import Scheduler
+from tailrace.engine.watch import StopWatch
+from tailrace.kv.prefix import Digest, page_digest
+from tailrace.terms import Event, EventKind
+
+if TYPE_CHECKING:
+    from tailrace.text.tokens import TokenBytes
+
+
+@dataclass(slots=True)
+class Drawn:
+    """One request's token of an ended step, from `row` of its result."""
+
+    request: Request
+    chunk: Chunk
+    row: int
+    token: int
+    finish: FinishReason | None
+    stop: str | int | None
+
+
+class Flight:
+    """A step that runs: its plan, when it was launched, whom it left out, and whose the rows of its result are."""
+
+    __slots__ = ("begin", "plan", "sampled", "scored", "stalled")
+
+    def __init__(self, plan: Plan, begin: float, stalled: list[tuple[Request, str]]) -> None:
+        self.plan = plan
+        self.begin = begin
+        self.stalled = stalled
+        self.sampled: list[tuple[Chunk, int]] = []  # with the row that draws its token
+        self.scored: list[tuple[Chunk, int]] = []  # with the first row that scores its prompt tokens
+        row = 0
+        for chunk in plan.chunks.values():
+            if plan.scored and scores(chunk):
+                self.scored.append((chunk, row))
+                row += scored_rows(chunk)
+            if chunk.sample:
+                self.sampled.append((chunk, row))
+                row += 1
+
+
+class EngineCore:
+    """Requests in, news out; no processes and no sockets. One thread calls it.
+
+    `clock` is in monotonic seconds. `runner` runs the steps; by default a `ThreadRunner`, with `on_done` called from
+    its thread when a step has ended (to wake a loop that polls).
+
+    Requests that cannot be taken are answered with an `Output` of finish "error", whose `error` begins with a code and
+    a colon: `overloaded`, `draining`, `context_length_exceeded`, `invalid_prompt`, `invalid_value`,
+    `duplicate_request`; a request whose step failed: `step_failed`.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        config: EngineConfig,
+        *,
+        eos_ids: Iterable[int],
+        vocab_size: int,
+        token_bytes: TokenBytes | None = None,
+        identity: bytes = b"",
+        clock: Callable[[], float] = time.monotonic,
+        runner: Runner | None = None,
+        on_done: Callable[[], None] | None = None,
+        digest: Digest = page_digest,
+    ) -> None:
+        self.config = config
+        self.scheduler = Scheduler(config, identity=identity, digest=digest)
+        self.progress = 0  # tokens computed, ever
+        self.steps = 0
+        self.draining = False  # refuse new requests
+        self._eos = frozenset(eos_ids)
+        self._vocab_size = vocab_size
+        self._token_bytes = token_bytes
+        self._clock = clock
+        self._runner: Runner = runner if runner is not None else ThreadRunner(backend, on_done)
+        self._builder = BatchBuilder(
+            max_running=config.max_running,
+            max_context=config.max_context,
+            eos_ids=tuple(sorted(self._eos)),
+            vocab_size=vocab_size,
+        )
+        self._held: dict[str, Request] = {}
+        self._watches: dict[str, StopWatch] = {}
+        self._flight: Flight | None = None
+        self._next: Plan | None = None
+        self._stale = False  # something has happened that the next plan does not know of
+        self._outputs: list[Output] = []
+        self._events: list[Event] = []
+
+    # --- what it holds
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do or to say."""
+        return bool(self._held or self._flight or self._outputs or self._events)
+
+    @property
+    def idle(self) -> bool:
+        """Not a request held and not a step running."""
+        return not self._held and self._flight is None
+
+    @property
+    def running_step(self) -> bool:
+        """Whether a step runs."""
+        return self._flight is not None
+
+    @property
+    def gauges(self) -> Gauges:
+        """The state now."""
+        scheduler = self.scheduler
+        cached = scheduler.index.evictable
+        return Gauges(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            pages=scheduler.pool.size,
+            used_pages=scheduler.pool.size - scheduler.pool.free - cached,
+            cached_pages=cached,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            preemptions=scheduler.preemptions,
+            steps=self.steps,
+        )
+
+    def check_integrity(self) -> None:
+        """AssertionError where pages, pins, slots and requests do not agree. For tests after every step, and idle."""
+        self.scheduler.check_integrity()
+        held = {**self.scheduler.waiting, **{request.id: request for request in self.scheduler.running}}
+        assert held == self._held, "a request is neither waiting nor running"
+        assert set(self._watches) <= set(held), "a stop watch outlived its request"
+
+    def close(self) -> None:
+        """Ends the worker, after the step that it runs. What is held is lost."""
+        self._runner.close()
+
+    # --- messages
+
+    def submit(self, request: Submit) -> None:
+        """Takes a request in, or refuses it in the next news; never raises."""
+        refusal = self._refusal(request)
+        now = self._clock()
+        if refusal:
+            self._outputs.append(Output(request.request, finish="error", error=refusal))
+            self._events.append(Event(request.request, EventKind.FAILED, now, cause=refusal.partition(":")[0]))
+            return
+        taken = self.scheduler.take(request, now)
+        self._held[taken.id] = taken
+        if request.params.stop and self._token_bytes is not None:
+            self._watches[taken.id] = StopWatch(self._token_bytes, request.params)
+        self._events.append(Event(taken.id, EventKind.QUEUED, now))
+        self._stale = True
+
+    def _refusal(self, submit: Submit) -> str:
+        """Why a request cannot be taken; "" where it can."""
+        prompt, params = submit.prompt, submit.params
+        longest = self.config.max_context
+        if submit.request in self._held:
+            return f"duplicate_request: {submit.request} is already being served"
+        if not prompt:
+            return "invalid_prompt: the prompt has no tokens"
+        if len(prompt) >= longest:
+            return (
+                f"context_length_exceeded: the prompt has {len(prompt)} tokens, and the context of {longest} tokens "
+                "must hold at least one more"
+            )
+        if len(prompt) + params.max_tokens > longest:
+            return (
+                f"context_length_exceeded: {len(prompt)} prompt tokens and max_tokens {params.max_tokens} make "
+                f"{len(prompt) + params.max_tokens}, more than the context of {longest} tokens"
+            )
+        if params.max_tokens < 1:
+            return f"invalid_value: max_tokens must be at least 1, not {params.max_tokens}"
+        if min(prompt) < 0 or max(prompt) >= self._vocab_size:
+            return f"invalid_prompt: token ids must lie in 0 .. {self._vocab_size - 1}"
+        if params.stop and self._token_bytes is None:
+            return "invalid_value: stop strings need the tokenizer's bytes, which this engine was not given"
+        if self.draining:
+            return "draining: the server is shutting down"
+        if len(self.scheduler.waiting) >= self.config.max_waiting:
+            return f"overloaded: {len(self.scheduler.waiting)} requests are waiting already"
+        return ""
+
+    def abort(self, requests: Iterable[str]) -> None:
+        """Ends these requests and frees what they hold now; the next news says so. Unknown ids are ignored."""
+        for name in requests:
+            request = self._held.get(name)
+            if request is not None:
+                self._end(request, "abort")
+
+    def reset_prefix(self) -> None:
+        """Forgets the cached prefixes that no request holds."""
+        self.scheduler.reset_prefix()
+
+    # --- steps
+
+    @property
+    def done(self) -> bool:
+        """Whether `step` would not block: the running step has ended, or there is none."""
+        return self._flight is None or self._runner.done()
+
+    def prepare(self) -> None:
+        """Plans the next step while one runs. `step` begins with it; a loop that polls calls it after each `step`."""
+        if self._flight is not None and self._next is None:
+            self._stale = False
+            self._next = self.scheduler.plan(self._clock())
+
+    def step(self, intake: Callable[[], None] | None = None) -> Tokens | None:
+        """Waits for the running step, launches the next, and returns the news of the one that ended and of whatever
+        else has happened; None when there is nothing to do or to say. `intake` is called before the launch: a last
+        chance to `submit` and `abort` what arrived while the step ran."""
+        self.prepare()
+        ended = self._flight
+        outcome = self._runner.wait() if ended is not None else None
+        self._flight = None
+        now = self._clock()
+        if intake is not None:
+            intake()
+        for request in self.scheduler.overdue(now):
+            self._end(request, "timeout")
+        if ended is None or outcome is None:
+            self._events += self._launch()
+        elif isinstance(outcome, Exception):
+            self._fail(ended, outcome)
+            self._events += self._launch()
+        else:
+            drawn = self._apply(ended, outcome)
+            launched = self._launch()
+            self._tell(ended, outcome, drawn, now)
+            self._events += launched
+        return self._news()
+
+    def _apply(self, ended: Flight, result: Result) -> list[Drawn]:
+        """Gives each request its token, and ends those that are done: all that the next launch has to know."""
+        self.steps += 1
+        self.progress += ended.plan.tokens
+        tokens: list[int] = result.tokens.tolist()
+        drawn = []
+        eos = self._eos
+        for chunk, row in ended.sampled:
+            request = chunk.request
+            if request.state is State.FINISHED:
+                continue
+            token = tokens[row]
+            request.tokens.append(token)
+            finish, stop = None, None
+            params = request.params
+            if token in eos or params.stop_ids or params.stop or len(request.tokens) >= request.limit:
+                finish, stop = self._check(request, token)
+                if finish is not None:
+                    self._release(request, finish)
+            drawn.append(Drawn(request, chunk, row, token, finish, stop))
+        return drawn
+
+    def _check(self, request: Request, token: int) -> tuple[FinishReason | None, str | int | None]:
+        """Whether a request ends with this token, and the stop string or id that ended it."""
+        params = request.params
+        if token in self._eos and not params.ignore_eos:
+            return "stop", None
+        if params.stop_ids and token in params.stop_ids:
+            return "stop", token
+        if params.stop:
+            stop = self._watches[request.id].push(token)[1]
+            if stop is not None:
+                return "stop", stop
+        return ("length", None) if len(request.tokens) >= request.limit else (None, None)
+
+    def _fail(self, ended: Flight, error: Exception) -> None:
+        """The step raised: its requests end with the error, what they were to write is unknown to the index, and the
+        rest goes on."""
+        self.steps += 1
+        for chunk in ended.plan.chunks.values():
+            if chunk.request.state is not State.FINISHED:
+                self._end(chunk.request, "error", f"step_failed: {type(error).__name__}: {error}")
+        self.scheduler.withdraw(ended.plan, self._next)
+        self._stale = True
+
+    def _launch(self) -> list[Event]:
+        """Brings the next plan up to date and launches it; leaves nothing running where there is nothing to compute.
+        Returns the events of the launch."""
+        now = self._clock()
+        scheduler = self.scheduler
+        plan = self._next
+        if plan is None or self._stale:
+            plan = scheduler.plan(now, plan)
+        self._next, self._stale = None, False
+        events = [
+            Event(request.id, EventKind.PREEMPTED, now, cause=cause)
+            for request, cause in scheduler.preempted
+            if request.state is not State.FINISHED
+        ]
+        scheduler.preempted.clear()
+        if not plan.chunks:
+            return events
+        for request in plan.admitted:
+            self._builder.seat(request)
+            events.append(Event(request.id, EventKind.ADMITTED, now, cached=request.hit, cause=request.waited_for))
+        scheduler.launch(plan)
+        self._flight = Flight(plan, now, scheduler.stalled(plan))
+        self._runner.launch(self._builder.build(plan))
+        return events
+
+    def _end(self, request: Request, finish: FinishReason, error: str = "") -> None:
+        """Ends a request otherwise than by a token."""
+        self._release(request, finish)
+        self._outputs.append(Output(request.id, finish=finish, cached=request.cached, error=error))
+        self._events.append(Event(request.id, EventKind.FINISHED, self._clock(), cause=finish))
+
+    def _release(self, request: Request, finish: FinishReason) -> None:
+        """Frees all that a request holds."""
+        request.finish = finish
+        self.scheduler.finish(request, self._next)
+        del self._held[request.id]
+        self._watches.pop(request.id, None)
+        self._builder.forget(request)
+        plan = self._next
+        if self.scheduler.waiting or (plan is not None and len(plan.chunks) < len(self.scheduler.running)):
+            self._stale = True  # there is room now for those that were left out
+
+    # --- news
+
+    def _tell(self, ended: Flight, result: Result, drawn: list[Drawn], at: float) -> None:
+        """Turns an ended step into outputs and events. What a request was told when it was aborted stays its last."""
+        begin, events, token_event = ended.begin, self._events, EventKind.TOKEN
+        for chunk, row in ended.scored:
+            self._score(chunk, row, result)
+        if ended.plan.decodes < len(ended.plan.chunks):
+            done = {item.request.id for item in drawn}
+            for chunk in ended.plan.chunks.values():
+                request = chunk.request
+                if not chunk.decode and (request.state is not State.FINISHED or request.id in done):
+                    events.append(Event(request.id, EventKind.CHUNK, at, begin, chunk.count))
+        for request, cause in ended.stalled:
+            if request.state is not State.FINISHED:
+                events.append(Event(request.id, EventKind.STALLED, at, begin, cause=cause))
+        for item in drawn:
+            request, finish = item.request, item.finish
+            events.append(Event(request.id, token_event, at, begin, 1))
+            if finish is not None:
+                events.append(Event(request.id, EventKind.FINISHED, at, cause=finish))
+            self._outputs.append(self._output(item, result))
+
+    def _output(self, item: Drawn, result: Result) -> Output:
+        request, params = item.request, item.request.params
+        first = item.chunk.end == request.prompt_len
+        if not first and item.finish is None and params.logprobs < 0:
+            return Output(request.id, [item.token])
+        return Output(
+            request.id,
+            [item.token],
+            [logprob(result, item.row, item.token, params.logprobs)] if params.logprobs >= 0 else [],
+            item.finish,
+            item.stop,
+            request.cached if first or item.finish is not None else 0,
+            request.prompt_logprobs if first else [],
+        )
+
+    def _score(self, chunk: Chunk, row: int, result: Result) -> None:
+        """Keeps the log-probabilities of the prompt tokens that follow those computed."""
+        request = chunk.request
+        for at in range(scored_rows(chunk)):
+            token = request.tokens[chunk.begin + at + 1]
+            scored = logprob(result, row + at, token, request.params.prompt_logprobs)
+            request.prompt_logprobs[chunk.begin + at + 1] = scored
+        if chunk.sample:
+            request.scoring = False
+
+    def _news(self) -> Tokens | None:
+        if not self._outputs and not self._events and self._flight is None:
+            return None
+        news = Tokens(self._outputs, self._events, self.gauges)
+        self._outputs, self._events = [], []
+        return news
+
+
+def logprob(result: Result, row: int, token: int, top: int) -> TokenLogprob:
+    """One row's log-probability with its `top` likeliest."""
+    if not top:
+        return TokenLogprob(token, float(result.logprobs[row]))
+    likeliest = zip(result.top_tokens[row, :top].tolist(), result.top_logprobs[row, :top].tolist(), strict=True)
+    return TokenLogprob(token, float(result.logprobs[row]), list(likeliest))

@@ -1,0 +1,169 @@
+"""Building the core of an engine process from a model: sizes chosen from memory, every phase timed."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tailrace.backends import PAGE_SIZE, Backend
+from tailrace.engine.process import Loaded
+from tailrace.engine.spec import EngineSpec
+from tailrace.terms import ModelError
+
+if TYPE_CHECKING:
+    from tailrace.models.decoder import Model
+
+KV_BYTES = {"bf16": 2, "f16": 2, "f32": 4}
+POOL_CONTEXTS = 4
+"""The default pool holds this many requests of the longest context..."""
+POOL_SHARE = 0.25
+"""...but takes at most this share of the memory that is free."""
+
+
+def kv_bytes_per_token(layers: int, kv_heads: int, head_dim: int, kv_dtype: str) -> int:
+    """Bytes of keys and values that one token adds over all layers."""
+    width = KV_BYTES.get(kv_dtype)
+    if width is None:
+        raise ModelError(f'kv_dtype must be one of {", ".join(sorted(KV_BYTES))}, not "{kv_dtype}"')
+    return 2 * layers * kv_heads * head_dim * width
+
+
+def available_memory() -> int:
+    """Bytes that can be had without swapping: MemAvailable, less where a cgroup allows less."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        if limit != "max":
+            free = min(free, max(0, int(limit) - used))
+    except (OSError, ValueError):
+        pass
+    return free
+
+
+def pool_sizes(spec: EngineSpec, model_context: int, token_bytes: int, free: int) -> tuple[int, int]:
+    """(tokens of the pool, served context). Both are multiples of a page or come from the caller; the served context
+    never exceeds what one request alone can hold. Raises ModelError where what was asked for cannot be."""
+    context = spec.max_context or model_context
+    if spec.kv_tokens is not None:
+        tokens = spec.kv_tokens
+    else:
+        affordable = int(free * POOL_SHARE) // max(1, token_bytes)
+        tokens = min(max(context * POOL_CONTEXTS, 2 * spec.step_tokens), affordable)
+    tokens = tokens // PAGE_SIZE * PAGE_SIZE
+    if tokens < 2 * PAGE_SIZE:
+        raise ModelError(
+            f"a KV pool of {tokens} tokens is too small to serve anything: at least {2 * PAGE_SIZE} are needed "
+            f"({token_bytes} bytes each); raise --kv-tokens or free memory"
+        )
+    if context > tokens:
+        if spec.max_context is not None and spec.kv_tokens is None:
+            raise ModelError(
+                f"a context of {context} tokens needs {context * token_bytes >> 20} MiB of KV, more than "
+                f"{POOL_SHARE:.0%} of the free memory ({free >> 20} MiB): give --kv-tokens to insist, or a smaller "
+                "--max-context"
+            )
+        context = tokens
+    return tokens, context
+
+
+def cache_root(spec: EngineSpec) -> Path | None:
+    """The root of the model cache; None is the default one."""
+    return Path(spec.cache_dir) if spec.cache_dir is not None else None
+
+
+def build_backend(spec: EngineSpec, model: Model, *, pages: int, context: int, vocab: int) -> Backend:
+    """The backend that `spec` names. Raises ModelError where it cannot run here, or not as asked."""
+    if spec.backend == "reference":
+        from tailrace.backends.reference import ReferenceBackend
+
+        if spec.kv_dtype not in ("f32", "bf16"):
+            raise ModelError(f"the reference backend keeps KV as f32 or bf16, not {spec.kv_dtype}")
+        return ReferenceBackend(model, pages=pages, kv_dtype="f32" if spec.kv_dtype == "f32" else "bf16")
+    from tailrace.backends.cpu import CpuBackend
+    from tailrace.models.prepared import prepared_dir
+
+    return CpuBackend(
+        model,
+        pages=pages,
+        max_context=context,
+        step_tokens=spec.step_tokens,
+        max_running=spec.max_running,
+        threads=spec.threads,
+        kernels=spec.kernels,
+        kv_dtype=spec.kv_dtype,
+        cache_dir=prepared_dir(Path(spec.model), cache_root(spec)),
+        vocab_limit=vocab,
+    )
+
+
+def identity(spec: EngineSpec, backend: Backend, context: int) -> bytes:
+    """What a cached page's numbers depend on besides its tokens: the model's files, and how they are computed with."""
+    from tailrace.models.prepared import prepared_dir
+
+    files = prepared_dir(Path(spec.model), cache_root(spec)).name
+    return f"{files} {backend.name} {backend.kernels} {spec.kv_dtype} {context}".encode()
+
+
+def load(spec: EngineSpec) -> Loaded:
+    """The built-in loader. Raises ModelError where the model cannot be served as asked."""
+    phases: dict[str, float] = {}
+    last = time.monotonic()
+
+    def lap(name: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        phases[name] = now - last
+        last = now
+
+    from tailrace.engine.assets import open_model
+    from tailrace.engine.config import EngineConfig
+    from tailrace.engine.core import EngineCore
+    from tailrace.models.load import load_model, model_config
+
+    lap("imports")
+    opened = open_model(Path(spec.model), cache_root(spec), tokenizer=False)
+    checkpoint = opened.checkpoint
+    lap("open")
+    shape = model_config(checkpoint)
+    token_bytes = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, spec.kv_dtype)
+    kv_tokens, context = pool_sizes(spec, shape.max_context, token_bytes, available_memory())
+    model = load_model(checkpoint, max_context=context)
+    vocab = min(len(opened.table), model.vocab)
+    lap("model")
+    backend = build_backend(spec, model, pages=kv_tokens // PAGE_SIZE, context=context, vocab=vocab)
+    lap("backend")
+    config = EngineConfig(
+        kv_tokens=kv_tokens,
+        max_context=context,
+        step_tokens=spec.step_tokens,
+        max_running=spec.max_running,
+        max_waiting=spec.max_waiting,
+        prefix_cache=spec.prefix_cache,
+    )
+    core = EngineCore(
+        backend,
+        config,
+        eos_ids=checkpoint.text.eos_ids,
+        vocab_size=vocab,
+        token_bytes=opened.table,
+        identity=identity(spec, backend, context),
+    )
+    lap("core")
+    return Loaded(
+        core=core,
+        max_context=config.max_context,
+        kv_tokens=config.kv_tokens,
+        page_size=PAGE_SIZE,
+        kernels=backend.kernels,
+        threads=getattr(backend, "threads", spec.threads or os.cpu_count() or 1),
+        weight_bytes=backend.weight_bytes,
+        kv_bytes=backend.kv_bytes,
+        first_token=min(256, vocab // 2),
+        phases=phases,
+    )

@@ -1,0 +1,77 @@
+"""What one step will do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tailrace.engine.request import Request
+from tailrace.kv.prefix import Node
+
+
+@dataclass(slots=True)
+class Chunk:
+    """`count` tokens of one request, at positions begin .. end-1. `sample`: the next token, at position `end`, is drawn
+    after the last one. `decode`: it is one token of a request that has drawn before."""
+
+    request: Request
+    begin: int
+    end: int
+    count: int
+    sample: bool
+    decode: bool
+
+
+@dataclass(slots=True)
+class Plan:
+    """Chunks by request, in the order of the batch; changed freely until it is launched."""
+
+    number: int
+    chunks: dict[str, Chunk] = field(default_factory=dict)
+    tokens: int = 0
+    decodes: int = 0
+    scored: int = 0  # prompt tokens whose log-probabilities are asked for
+    admitted: list[Request] = field(default_factory=list)
+    inserted: list[Node] = field(default_factory=list)  # in the index since launch; their content comes with this step
+
+    def add(self, request: Request, count: int, *, decode: bool) -> None:
+        """Plans the request's next `count` tokens, and moves its counters on."""
+        begin = request.computed
+        request.computed = end = begin + count
+        sample = end == request.expected
+        if sample:
+            request.expected += 1
+        request.turn = self.number << 16 | len(self.chunks)
+        request.cause = ""
+        self.chunks[request.id] = Chunk(request, begin, end, count, sample, decode)
+        self.tokens += count
+        if decode:
+            self.decodes += 1
+        elif request.scoring:
+            self.scored += count
+
+    def retract(self, request: Request) -> None:
+        """Takes the request's chunk out again, counters and all; nothing where it has none. Its pages stay."""
+        chunk = self.chunks.pop(request.id, None)
+        if chunk is None:
+            return
+        request.computed -= chunk.count
+        request.expected -= chunk.sample
+        self.tokens -= chunk.count
+        if chunk.decode:
+            self.decodes -= 1
+        elif request.scoring:
+            self.scored -= chunk.count
+
+    def retract_prefills(self) -> None:
+        """Takes back every chunk that is not a decode, so that they can be shared out anew."""
+        for chunk in [chunk for chunk in self.chunks.values() if not chunk.decode]:
+            self.retract(chunk.request)
+
+    def drop(self, request: Request) -> bool:
+        """The request is leaving: its chunk goes, and its admission, if this plan was to be its first step. Returns
+        whether it was."""
+        self.retract(request)
+        if request in self.admitted:
+            self.admitted.remove(request)
+            return True
+        return False

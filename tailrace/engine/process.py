@@ -1,0 +1,302 @@
+"""The engine process: `python -m tailrace.engine.process SPEC DIRECTORY PARENT SPAWNED_AT`.
+
+Loads the model, warms up both phases through the real path, says `Ready`, and then steps: take in what has arrived,
+run a step, send the news. A helper thread sends heartbeats, so that a long step is not taken for a hang. It ends with
+its parent. Imports no tokenizer, template or HTTP code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from tailrace.engine.protocol import (
+    Abort,
+    Control,
+    Fatal,
+    FromEngine,
+    Gauges,
+    Heartbeat,
+    Ready,
+    SamplingParams,
+    Submit,
+    ToEngine,
+    Tokens,
+)
+from tailrace.engine.spec import EngineSpec
+from tailrace.terms import ModelError, TailraceError
+
+BEAT = 0.5
+"""Seconds between heartbeats, idle or not."""
+IDLE_POLL_MS = 1000
+"""Longest sleep of an idle engine; a message wakes it at once."""
+WARM_PROMPT = 64
+WARM_OUTPUT = 2
+PR_SET_PDEATHSIG = 1
+
+
+class Core(Protocol):
+    """What the loop needs of `EngineCore`."""
+
+    draining: bool
+
+    @property
+    def has_work(self) -> bool: ...
+
+    @property
+    def progress(self) -> int: ...
+
+    @property
+    def gauges(self) -> Gauges: ...
+
+    def submit(self, request: Submit) -> None: ...
+
+    def abort(self, requests: Iterable[str]) -> None: ...
+
+    def reset_prefix(self) -> None: ...
+
+    def step(self, intake: Callable[[], None] | None = None) -> Tokens | None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A core, and the sizes that it serves. `phases` are seconds of what building it took."""
+
+    core: Core
+    max_context: int
+    kv_tokens: int
+    page_size: int
+    kernels: str
+    threads: int
+    weight_bytes: int
+    kv_bytes: int
+    first_token: int  # an ordinary token: the warm-up prompt is made of it and its neighbours
+    phases: dict[str, float]
+
+
+Loader = Callable[[EngineSpec], Loaded]
+
+
+class Phases:
+    """A stopwatch whose laps have names."""
+
+    def __init__(self, start: float) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = start
+
+    def lap(self, name: str) -> None:
+        """Everything since the last lap was `name`."""
+        now = time.monotonic()
+        self.laps[name] = now - self._last
+        self._last = now
+
+
+def loader_of(spec: EngineSpec) -> Loader:
+    """The function that builds the core: `spec.loader` ("module:function"), or the built-in one."""
+    if not spec.loader:
+        from tailrace.engine.loading import load
+
+        return load
+    import importlib
+
+    module, _, name = spec.loader.partition(":")
+    loader: Loader = getattr(importlib.import_module(module), name)
+    return loader
+
+
+def warm_up(loaded: Loaded, request: str = "warm-up") -> None:
+    """One prompt of some hundred tokens and a few decode steps, through the core itself; its pages are forgotten."""
+    core = loaded.core
+    length = max(1, min(WARM_PROMPT, loaded.max_context - WARM_OUTPUT - 1))
+    prompt = [loaded.first_token + i % 64 for i in range(length)]
+    params = SamplingParams(max_tokens=WARM_OUTPUT, min_tokens=WARM_OUTPUT, temperature=0.0, ignore_eos=True)
+    core.submit(Submit(request, prompt, params))
+    finished = False
+    while not finished:
+        news = core.step()
+        for output in news.outputs if news is not None else ():
+            if output.finish == "error":
+                raise ModelError(f"the warm-up request failed: {output.error}")
+            finished = finished or output.finish is not None
+    while core.has_work:
+        core.step()
+    core.reset_prefix()
+
+
+class Serving:
+    """The loop between the sockets and the core."""
+
+    def __init__(self, loaded: Loaded, context: zmq.Context[zmq.Socket[bytes]], up: str, down: str) -> None:
+        self._core = loaded.core
+        self._context = context
+        self._up_address = up
+        self._up = connect(context, zmq.PUSH, up)
+        self._down = connect(context, zmq.PULL, down)
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(ToEngine).decode
+        self._leaving = False
+        self._stopped = threading.Event()
+        self._gauges = loaded.core.gauges
+
+    def send(self, message: FromEngine) -> None:
+        """Hands a message over; queues are unbounded here, since what is held bounds them."""
+        self._up.send(self._encode(message))
+
+    def leave(self) -> None:
+        """Takes nothing new, and ends the loop when nothing is held."""
+        self._core.draining = True
+        self._leaving = True
+
+    def run(self) -> None:
+        """Until stopped, or drained. The first heartbeat tells the counters from which this engine starts."""
+        self.send(self._heartbeat())
+        beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        beats.start()
+        core, take_in = self._core, self._take_in
+        while not self._stopped.is_set():
+            if not core.has_work:
+                if self._leaving:
+                    break
+                self._down.poll(IDLE_POLL_MS)
+            news = core.step(take_in)
+            if news is not None:
+                self._gauges = news.gauges
+                self.send(news)
+        self._stopped.set()
+        beats.join()
+
+    def _take_in(self) -> None:
+        """Everything that has arrived; the core calls this right before it launches a step."""
+        while True:
+            try:
+                message = self._decode(self._down.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            match message:
+                case Submit():
+                    self._core.submit(message)
+                case Abort(requests=requests):
+                    self._core.abort(requests)
+                case Control(verb="drain"):
+                    self._core.draining = True
+                case Control(verb="stop"):
+                    self._stopped.set()
+                case Control(verb="reset_prefix"):
+                    self._core.reset_prefix()
+
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(time.monotonic(), self._core.progress, self._gauges)
+
+    def _beat(self) -> None:
+        """Signs of life from a socket of its own, whatever the main thread is busy with."""
+        socket = connect(self._context, zmq.PUSH, self._up_address)
+        while not self._stopped.wait(BEAT):
+            socket.send(msgspec.msgpack.encode(self._heartbeat()))
+        socket.close()
+
+
+def connect(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
+    """A socket without a high-water mark that keeps trying until the other side has bound."""
+    socket = context.socket(kind)
+    socket.set_hwm(0)
+    socket.setsockopt(zmq.RECONNECT_IVL, 10)
+    socket.setsockopt(zmq.LINGER, 2000)
+    socket.connect(address)
+    return socket
+
+
+def die_with_parent(parent: int) -> None:
+    """Asks the kernel to end this process when its parent ends, and ends it now where that has happened."""
+    with contextlib.suppress(OSError, AttributeError):  # not Linux: the watcher below is enough
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(2.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent watch", daemon=True).start()
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one engine until it is told to stop; returns the exit status."""
+    spec = msgspec.json.decode(arguments[0], type=EngineSpec)
+    directory, parent, spawned_at = arguments[1], int(arguments[2]), float(arguments[3])
+    phases = Phases(spawned_at)
+    phases.lap("interpreter")
+    gc.disable()  # nothing that start-up makes is garbage worth looking for
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent(parent)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+    up, down = f"ipc://{directory}/up", f"ipc://{directory}/down"
+    try:
+        loaded = loader_of(spec)(spec)
+        phases.lap("load")
+        laps = {"interpreter": phases.laps["interpreter"], **loaded.phases}
+        laps["other"] = max(0.0, phases.laps["load"] - sum(loaded.phases.values()))
+        if spec.warm_up:
+            warm_up(loaded)
+        phases.lap("warm_up")
+        laps["warm_up"] = phases.laps["warm_up"]
+        serving = Serving(loaded, context, up, down)
+
+        def on_term(_signal: int, _frame: FrameType | None) -> None:
+            serving.leave()
+
+        signal.signal(signal.SIGTERM, on_term)
+        gc.freeze()  # what start-up made stays: later collections need not look at it
+        gc.enable()
+        serving.send(ready_message(spec, loaded, laps))
+        serving.run()
+        loaded.core.close()
+    except Exception as error:  # noqa: BLE001 - last words: whatever it was, the parent must hear of it
+        if not isinstance(error, TailraceError):
+            traceback.print_exc()
+        socket = connect(context, zmq.PUSH, up)
+        socket.send(msgspec.msgpack.encode(Fatal(str(error) if isinstance(error, TailraceError) else repr(error))))
+        context.destroy(linger=1000)
+        return 1
+    context.destroy(linger=1000)
+    return 0
+
+
+def ready_message(spec: EngineSpec, loaded: Loaded, phases: dict[str, float]) -> Ready:
+    """What the API process may tell the world."""
+    return Ready(
+        phases=phases,
+        max_context=loaded.max_context,
+        kv_tokens=loaded.kv_tokens,
+        page_size=loaded.page_size,
+        max_running=spec.max_running,
+        max_waiting=spec.max_waiting,
+        step_tokens=spec.step_tokens,
+        kernels=loaded.kernels,
+        threads=loaded.threads,
+        weight_bytes=loaded.weight_bytes,
+        kv_bytes=loaded.kv_bytes,
+    )
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # worker threads of a native backend must not hold the exit up

@@ -1,0 +1,142 @@
+"""All that ever crosses between the API process and the engine process (msgspec msgpack over ZeroMQ).
+
+API to engine: `Submit`, `Abort`, `Control`. Engine to API: `Ready`, `Tokens`, `Heartbeat`, `Fatal`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from tailrace.terms import Event
+
+FinishReason = Literal["stop", "length", "abort", "error", "timeout"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a request's tokens are chosen. Every value has been checked by `api`; `engine` trusts it.
+
+    Order of application: repetition, presence and frequency penalties; logit bias; temperature; then the
+    filters min-p, top-k, top-p; then a Gumbel-max draw whose noise depends on (seed, position, token) alone.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 is off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    seed: int = 0  # always set: api draws one where the caller gave none
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop: bool = False  # keep the stop string in the text
+    logprobs: int = -1  # -1: none; 0: of the chosen token; n: of the n likeliest too
+    prompt_logprobs: int = -1  # the same for the prompt's tokens (completions' echo)
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """A request, checked and tokenized. `request` is unique for ever; `tenant` salts the prefix cache."""
+
+    request: str
+    prompt: list[int]
+    params: SamplingParams
+    tenant: str = ""
+    priority: int = 0  # lower goes first
+    deadline: float = 0.0  # monotonic seconds; 0 is none
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Its client has left: free what it holds. Unknown or finished ids are ignored."""
+
+    requests: list[str]
+
+
+class Control(msgspec.Struct, frozen=True, tag=True):
+    """Administration. `drain`: finish what is held and take no more; `stop`: end now; `reset_prefix`: forget all
+    cached prefixes that no request holds."""
+
+    verb: Literal["drain", "stop", "reset_prefix"]
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The engine has loaded and warmed up both phases. Seconds of each start-up phase, and the sizes it serves."""
+
+    phases: dict[str, float]
+    max_context: int
+    kv_tokens: int
+    page_size: int
+    max_running: int
+    max_waiting: int
+    step_tokens: int
+    kernels: str
+    threads: int
+    weight_bytes: int
+    kv_bytes: int
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Natural-log probability of a token, and of the likeliest ones at its position (most likely first)."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]] = []
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True):
+    """What one step gave one request."""
+
+    request: str
+    tokens: list[int] = []
+    logprobs: list[TokenLogprob] = []
+    finish: FinishReason | None = None
+    stop: str | int | None = None  # the stop string or id that matched
+    cached: int = 0  # prompt tokens taken from the prefix cache; set with the first token and with finish
+    prompt_logprobs: list[TokenLogprob | None] = []  # once, with the first token, when asked for
+    error: str = ""  # with finish "error": a code, a colon, and what was wrong
+
+
+class Gauges(msgspec.Struct, frozen=True, array_like=True):
+    """State of the scheduler after a step. `cached_pages` are held by the prefix index alone (evictable)."""
+
+    running: int = 0
+    waiting: int = 0
+    pages: int = 0
+    used_pages: int = 0
+    cached_pages: int = 0
+    prefix_queries: int = 0  # prompt tokens looked up, ever
+    prefix_hits: int = 0  # prompt tokens found, ever
+    preemptions: int = 0
+    steps: int = 0
+
+
+class Tokens(msgspec.Struct, frozen=True, tag=True):
+    """The whole batch's news, one message a step."""
+
+    outputs: list[Output]
+    events: list[Event]
+    gauges: Gauges
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """Sent at least once a second, also when idle. `progress` grows with every token computed: a request that is held
+    while progress stands still means a hung engine."""
+
+    at: float
+    progress: int
+    gauges: Gauges
+
+
+class Fatal(msgspec.Struct, frozen=True, tag=True):
+    """The engine is about to end because of this."""
+
+    error: str
+
+
+ToEngine = Submit | Abort | Control
+FromEngine = Ready | Tokens | Heartbeat | Fatal

@@ -1,0 +1,141 @@
+"""One request's state: a machine of four states, and the counters that scheduling is made of."""
+
+from __future__ import annotations
+
+import enum
+from array import array
+
+from tailrace.backends import PAGE_SIZE
+from tailrace.engine.protocol import FinishReason, Submit, TokenLogprob
+from tailrace.kv.prefix import Node, PageChain
+
+
+class State(enum.Enum):
+    """Where a request stands. Only RUNNING requests hold pages, a slot and pins."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+LEGAL: dict[State, frozenset[State]] = {
+    State.QUEUED: frozenset({State.RUNNING, State.FINISHED}),
+    State.RUNNING: frozenset({State.PREEMPTED, State.FINISHED}),
+    State.PREEMPTED: frozenset({State.RUNNING, State.FINISHED}),
+    State.FINISHED: frozenset(),
+}
+"""Every legal transition; anything else is a bug and raises."""
+
+
+def pages_for(tokens: int) -> int:
+    """Pages that hold this many tokens."""
+    return -(-tokens // PAGE_SIZE)
+
+
+class Request:
+    """A request inside the engine.
+
+    Three counters say everything about its progress: `computed` tokens have their KV in its pages (or will, once the
+    steps planned so far have run), of the `expected` tokens that it will then have, of which the values of the first
+    `len(tokens)` are known. A step computes some of the `todo = expected - computed`; the step that computes the last
+    one draws the next token. Prefill, decode and recomputing after a preemption are all the same.
+    """
+
+    __slots__ = (
+        "arrived",
+        "blocked_on",
+        "cached",
+        "cause",
+        "chain",
+        "computed",
+        "deadline",
+        "expected",
+        "finish",
+        "hit",
+        "id",
+        "limit",
+        "pages",
+        "params",
+        "passed",
+        "path",
+        "preemptions",
+        "priority",
+        "private",
+        "prompt_len",
+        "prompt_logprobs",
+        "protected",
+        "retry_step",
+        "scoring",
+        "seq",
+        "slot",
+        "state",
+        "tag",
+        "tenant",
+        "tokens",
+        "turn",
+        "waited_for",
+    )
+
+    def __init__(self, submit: Submit, *, seq: int, arrived: float, chain: PageChain | None) -> None:
+        self.id = submit.request
+        self.params = submit.params
+        self.tenant = submit.tenant
+        self.priority = submit.priority
+        self.deadline = submit.deadline
+        self.seq = seq  # order of arrival
+        self.arrived = arrived
+        self.state = State.QUEUED
+        self.finish: FinishReason | None = None
+        self.tokens = array("i", submit.prompt)  # prompt and output so far
+        self.prompt_len = len(submit.prompt)
+        self.limit = self.prompt_len + submit.params.max_tokens  # most tokens it can ever have
+        self.computed = 0
+        self.expected = self.prompt_len
+        self.chain = chain  # None: neither takes from the prefix index nor gives to it
+        self.pages: list[int] = []  # its block table
+        self.path: list[Node] = []  # the index's nodes of its first pages, pinned
+        self.private = False  # its pages after those cannot be known: equal ones are, or their digests are taken
+        self.slot = -1
+        self.cached = 0  # prompt tokens that the first admission found
+        self.hit = 0  # tokens that the latest admission found
+        self.scoring = submit.params.prompt_logprobs >= 0  # still owes log-probabilities of the prompt
+        self.prompt_logprobs: list[TokenLogprob | None] = [None] * self.prompt_len if self.scoring else []
+        self.tag = 0.0  # its place in the order between tenants
+        self.passed = 0  # times that a later request was admitted before it for want of room
+        self.retry_step = 0  # not looked at again before this step
+        self.blocked_on = b""  # the page that another request is computing for it
+        self.cause = ""  # why it waits or was last left out
+        self.waited_for = ""  # why it waited before it was admitted last
+        self.preemptions = 0
+        self.protected = False  # holds, or will get, all the pages it can ever need
+        self.turn = 0  # when it was last planned: grows with every chunk
+
+    @property
+    def todo(self) -> int:
+        """Tokens that the next step could compute; 0 when the last token that it may have is already on its way."""
+        return self.expected - self.computed if self.expected < self.limit else 0
+
+    @property
+    def decoding(self) -> bool:
+        """It needs one token computed to draw the next one, and has drawn before."""
+        return self.expected > self.prompt_len and self.expected - self.computed == 1
+
+    @property
+    def generated(self) -> int:
+        """Output tokens known."""
+        return len(self.tokens) - self.prompt_len
+
+    def move(self, state: State) -> None:
+        """Goes to another state; ValueError where the table does not have it."""
+        if state not in LEGAL[self.state]:
+            raise ValueError(f"request {self.id} cannot go from {self.state.value} to {state.value}")
+        self.state = state
+
+    def extend_chain(self) -> None:
+        """Identifies the full pages of all known tokens."""
+        chain = self.chain
+        if chain is not None:
+            begin = len(chain) * PAGE_SIZE
+            if len(self.tokens) - begin >= PAGE_SIZE:
+                chain.extend(self.tokens[begin:].tobytes())

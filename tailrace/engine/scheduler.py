@@ -1,0 +1,436 @@
+"""Which requests compute how many tokens in the next step, on which pages. Pure: state and the time in, plan out.
+
+The policy, in the order in which a step's `step_tokens` are given out:
+
+1. **Decodes**: every running request that needs one token gets it. Only where prompts wait and decodes alone would fill
+   more than `decode_share` of the step do they take turns, least recently served first.
+2. **Admission** of waiting requests, in the order (priority raised by age, preempted first, tenants' fair order,
+   arrival). A request that does not fit is passed over; see `_admit` for how it still gets its turn. All pages of the
+   tokens known at admission are handed out at once, so only decodes ever grow.
+3. **Prompts** share the rest: the oldest is sure of `oldest_share`, then the shortest remaining first, better priority
+   before. So a short prompt does not wait for a long one, and a long one always goes on.
+
+A decode that needs a page when none is free or evictable preempts the most junior unprotected request, if that is
+junior to it (seniority: protected, then priority, then arrival); else it stalls, keeping its pages, until a senior one
+ends. The most senior unprotected request can preempt every other; protected ones hold all that they can ever need. So
+some running request can always go on, and nobody is preempted more than `max_preemptions` times.
+
+A waiting request whose next page a running one is about to compute waits for it (cause "prefix"); pages count as known
+from the launch of the step that computes them, since steps run in order. What the running one leaves uncomputed when it
+ends or is preempted is free for the next to compute.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections.abc import Iterable
+
+from tailrace.backends import PAGE_SIZE
+from tailrace.engine.config import EngineConfig
+from tailrace.engine.fairness import FairOrder
+from tailrace.engine.plan import Plan
+from tailrace.engine.protocol import Submit
+from tailrace.engine.request import Request, State, pages_for
+from tailrace.kv.pages import PagePool
+from tailrace.kv.prefix import Digest, Node, PageChain, PrefixIndex, page_digest, root_digest
+
+LOOK_UP_PAGES = 4096
+"""Pages that one plan looks up in the prefix index for waiting requests, before it leaves the rest to the next plan."""
+LONGEST_RETRY = 16
+"""Most steps for which a request that did not fit is not looked at again."""
+
+
+def seniority(request: Request) -> tuple[bool, int, int]:
+    """Sorts the most senior first."""
+    return (not request.protected, request.priority, request.seq)
+
+
+class Scheduler:
+    """Waiting and running requests, their pages, and the plan of each step.
+
+    The caller's loop: `plan` (as often as it likes until launch), `launch`, run the step, then `Request.tokens.append`
+    for what was drawn and `finish` for what ended; `withdraw` where the step failed.
+    """
+
+    def __init__(self, config: EngineConfig, *, identity: bytes = b"", digest: Digest = page_digest) -> None:
+        self.config = config
+        self.pool = PagePool(config.pages)
+        self.index = PrefixIndex(self.pool)
+        self.waiting: dict[str, Request] = {}
+        self.running: list[Request] = []  # most senior first
+        self.preempted: list[tuple[Request, str]] = []  # since the caller last took them, with the cause
+        self.preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self._identity = identity
+        self._digest = digest
+        self._fair = FairOrder(config.tenant_weights)
+        self._slots = list(range(config.max_running - 1, -1, -1))
+        self._computing: dict[bytes, Request] = {}  # full pages that running requests have yet to launch
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._arrivals = 0
+        self._number = 0
+        self._looked_up = 0
+        self._claim: Request | None = None
+        self._behind_claim: set[str] = set()  # admitted since the claim was made
+
+    # --- requests come and go
+
+    def take(self, submit: Submit, now: float) -> Request:
+        """Puts a checked request into the waiting queue."""
+        chain = None
+        if self.config.prefix_cache:
+            root = root_digest({"tenant": submit.tenant.encode(), "model": self._identity})
+            chain = PageChain(root, PAGE_SIZE, self._digest)
+        self._arrivals += 1
+        request = Request(submit, seq=self._arrivals, arrived=now, chain=chain)
+        request.protected = self.config.max_preemptions == 0
+        request.tag = self._fair.tag(request.tenant, request.limit)
+        if request.deadline:
+            heapq.heappush(self._deadlines, (request.deadline, request.seq, request))
+        self.waiting[request.id] = request
+        return request
+
+    def overdue(self, now: float) -> list[Request]:
+        """Requests whose deadline has passed and that have not ended; each is returned once."""
+        late = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request = heapq.heappop(self._deadlines)[2]
+            if request.state is not State.FINISHED:
+                late.append(request)
+        return late
+
+    def finish(self, request: Request, plan: Plan | None) -> None:
+        """Ends a request in any state: its pages are free now, and it is out of the plan that was to come next."""
+        if plan is not None:
+            plan.drop(request)
+        if request.state is State.RUNNING:
+            self._leave(request)
+        else:
+            del self.waiting[request.id]
+        if self._claim is request:
+            self._claim = None
+        self._fair.give_back(request.tenant, max(0, request.limit - len(request.tokens)))
+        request.move(State.FINISHED)
+
+    # --- planning
+
+    def plan(self, now: float, plan: Plan | None = None) -> Plan:
+        """The next step, as if every running request went on. Given a plan that has not been launched, brings it up to
+        date: its decodes stay, prompts and admissions are shared out anew."""
+        if plan is None:
+            self._number += 1
+            plan = Plan(self._number)
+        else:
+            plan.retract_prefills()
+        self._decode(plan)
+        room = self._prompt_room(plan)
+        if self.waiting:
+            self._admit(plan, now, room)
+        self._prefill(plan, room)
+        return plan
+
+    def _prompt_room(self, plan: Plan) -> int:
+        room = self.config.step_tokens - plan.tokens
+        if plan.decodes and self.config.prefill_beside_decodes:
+            room = min(room, self.config.prefill_beside_decodes)
+        return room
+
+    def _decode(self, plan: Plan) -> None:
+        """One token for each decoding request, most senior first."""
+        planned = plan.chunks
+        decodes = [
+            r  # r.decoding and r.todo, spelled out since it is asked of every request in every step
+            for r in self.running
+            if r.expected - r.computed == 1 and r.prompt_len < r.expected < r.limit and r.id not in planned
+        ]
+        step = most = self.config.step_tokens
+        if len(decodes) + plan.decodes > self.config.decode_share * step:
+            if self.waiting or any(r.todo and not r.decoding for r in self.running):
+                most = max(1, min(int(self.config.decode_share * step), step - 1))
+            if len(decodes) + plan.decodes > most:
+                for request in decodes:
+                    request.cause = "budget"
+                decodes.sort(key=lambda r: r.turn)
+        for request in decodes:
+            if plan.decodes >= most:
+                break
+            if request.state is State.RUNNING and (
+                request.computed < len(request.pages) * PAGE_SIZE or self._grow(request, plan)
+            ):
+                plan.add(request, 1, decode=True)
+
+    def _grow(self, request: Request, plan: Plan) -> bool:
+        """One more page for a decode, by preempting juniors if need be. False: it stalls."""
+        while not self._make_room(1):
+            victim = self.running[-1]  # the most junior: never a protected one, since those never grow
+            if victim is request:
+                request.cause = "pages"
+                return False
+            self.preempt(victim, plan, "pages")
+        request.pages += self.pool.take(1)
+        return True
+
+    def _make_room(self, count: int) -> bool:
+        """Evicts so that `count` pages are free; False, and nothing evicted, where that cannot be."""
+        short = count - self.pool.free
+        if short > self.index.evictable:
+            return False
+        if short > 0:
+            self.index.evict(short)
+        return True
+
+    def _prefill(self, plan: Plan, room: int) -> None:
+        """Shares out what is left among the prompts."""
+        if plan.decodes == len(self.running):
+            return
+        prompts = [r for r in self.running if r.todo and not r.decoding]
+        grants: dict[str, int] = {}
+        scored = self.config.scored_rows
+
+        def grant(request: Request, most: int) -> None:
+            nonlocal room, scored
+            count = min(request.todo - grants.get(request.id, 0), most, room)
+            if request.scoring:
+                count = min(count, scored)
+                scored -= count
+            grants[request.id] = grants.get(request.id, 0) + count
+            room -= count
+
+        if len(prompts) > 1:
+            grant(min(prompts, key=lambda r: r.seq), max(1, int(room * self.config.oldest_share)))
+            prompts.sort(key=lambda r: (r.priority, r.todo, r.seq))
+        for request in prompts:
+            grant(request, room)
+            if grants[request.id] > 0:
+                plan.add(request, grants[request.id], decode=False)
+            else:
+                request.cause = "budget"
+
+    # --- admission
+
+    def _order(self, request: Request, now: float) -> tuple[bool, int, bool, float, int]:
+        """Sorts the waiting request that is to be considered first to the front."""
+        level = request.priority - int((now - request.arrived) / self.config.age_seconds)
+        return (request is not self._claim, level, request.state is not State.PREEMPTED, request.tag, request.seq)
+
+    def _admit(self, plan: Plan, now: float, room: int) -> None:
+        """Admits waiting requests that would compute something in this step and whose pages can be had.
+
+        One that does not fit is passed over, and looked at again after a few steps. When later ones have passed it
+        `max_passed` times it no longer waits for shorter prompts; and if it lacks pages, it makes the claim: it is
+        looked at first, and others are admitted only if all that they could ever hold fits beside it. So what was
+        running drains, nothing that comes after can be in its way, and the pool does not idle meanwhile.
+        """
+        if room < 1 or not self._slots:
+            for request in self.waiting.values():
+                request.cause = "slots" if room >= 1 else "budget"
+            return
+        remaining = [r.todo for r in self.running if r.todo and not r.decoding]
+        skipped: list[Request] = []
+        self._looked_up = 0
+        for request in sorted(self.waiting.values(), key=lambda r: self._order(r, now)):
+            if not self._slots:
+                request.cause = "slots"
+                break
+            if request.blocked_on in self._computing:
+                continue
+            must = not self.running
+            if request.retry_step > plan.number and not must and request is not self._claim:
+                skipped.append(request)
+                continue
+            if self._looked_up > LOOK_UP_PAGES:
+                break
+            cause = self._try(request, remaining, room)
+            if not cause:
+                plan.admitted.append(request)
+                remaining.append(request.todo)
+                for other in skipped:
+                    other.passed += 1
+                continue
+            request.cause = cause
+            if cause != "prefix":
+                skipped.append(request)
+            if cause == "pages":
+                request.retry_step = plan.number + min(LONGEST_RETRY, 1 << min(request.passed, 8))
+                if request.passed >= self.config.max_passed and self._claim is None:
+                    self._claim = request
+                    self._behind_claim.clear()
+
+    def _try(self, request: Request, remaining: list[int], room: int) -> str:
+        """Admits one waiting request, or says why it has to wait."""
+        request.extend_chain()
+        chain = request.chain
+        hits: list[Node] = []
+        if chain is not None and not request.scoring:
+            limit = min((request.expected - 1) // PAGE_SIZE, len(chain))
+            hits = self.index.match(chain, limit)
+            self._looked_up += len(hits)
+            if len(hits) < limit and chain.digests[len(hits)] in self._computing:
+                request.blocked_on = chain.digests[len(hits)]
+                return "prefix"
+        todo = request.expected - len(hits) * PAGE_SIZE
+        ahead = sum(left for left in remaining if left <= todo)
+        if ahead >= room * (1.0 - self.config.oldest_share) and remaining and request.passed < self.config.max_passed:
+            return "budget"
+        if not self._fits(request, hits):
+            return "pages"
+        self._enter(request, hits)
+        return ""
+
+    def _fits(self, request: Request, hits: list[Node]) -> bool:
+        """Whether its pages can be had, with one in hand for each running request that may grow, beside the claim."""
+        unpinned = 0
+        for node in reversed(hits):
+            if node.pins:
+                break
+            unpinned += 1
+        claim = self._claim
+        spare = sum(not r.protected for r in self.running) if request is not claim else 0
+        available = self.pool.free + self.index.evictable - unpinned - spare
+        if self._pages_wanted(request) - len(hits) > available:
+            return False
+        if claim is None or claim is request:
+            return True
+        held = pages_for(claim.limit) + pages_for(request.limit)
+        held += sum(pages_for(r.limit) for r in self.running if r.id in self._behind_claim)
+        return held <= self.pool.size
+
+    def _pages_wanted(self, request: Request) -> int:
+        """Pages of the tokens known; all that it can ever need where it is protected."""
+        return pages_for(request.limit - 1 if request.protected else request.expected)
+
+    def _enter(self, request: Request, hits: list[Node]) -> None:
+        """A waiting request gets its pages, its pins and its slot, and runs."""
+        self.index.pin(hits)
+        request.path = hits
+        request.pages = [node.page for node in hits]
+        self.pool.share(request.pages)
+        new = self._pages_wanted(request) - len(hits)
+        if not self._make_room(new):
+            raise AssertionError("admitted without room")
+        request.pages += self.pool.take(new)
+        request.computed = request.hit = len(hits) * PAGE_SIZE
+        request.waited_for = request.cause
+        if request.chain is not None:
+            if not request.preemptions:
+                request.cached = min(request.computed, request.prompt_len)
+                self.prefix_hits += request.cached
+                self.prefix_queries += request.prompt_len
+            request.private = not hits and bool(self.index.match(request.chain, 1))  # known, but not to be used
+            for digest in request.chain.digests[len(hits) :] if not request.private else ():
+                self._computing[digest] = request
+        request.slot = self._slots.pop()
+        del self.waiting[request.id]
+        request.move(State.RUNNING)
+        insort(self.running, request, key=seniority)
+        self._fair.admitted(request.tag)
+        request.blocked_on = b""
+        request.retry_step = request.passed = 0
+        if self._claim is request:
+            self._claim = None
+        elif self._claim is not None:
+            self._behind_claim.add(request.id)
+
+    # --- leaving
+
+    def preempt(self, request: Request, plan: Plan | None, cause: str) -> None:
+        """A running request loses its pages, keeps its output, and waits to be admitted again. If the plan was to be
+        its first step, it has only not been admitted."""
+        unseen = plan is not None and plan.drop(request)
+        self._leave(request)
+        request.computed = 0
+        request.move(State.PREEMPTED)
+        self.waiting[request.id] = request
+        request.cause = cause
+        if not unseen:
+            request.preemptions += 1
+            request.protected = request.preemptions >= self.config.max_preemptions
+            self.preemptions += 1
+            self.preempted.append((request, cause))
+
+    def _leave(self, request: Request) -> None:
+        """A running request gives back its pages, its pins and its slot."""
+        self.index.unpin(request.path)
+        request.path = []
+        self.pool.release(request.pages)
+        request.pages = []
+        self._slots.append(request.slot)
+        request.slot = -1
+        self.running.remove(request)
+        self._behind_claim.discard(request.id)
+        self._compute_no_more(request)
+
+    def _compute_no_more(self, request: Request) -> None:
+        """Whoever waits for pages of this request has to find another way."""
+        for digest in request.chain.digests if request.chain is not None else ():
+            if self._computing.get(digest) is request:
+                del self._computing[digest]
+
+    # --- the step itself
+
+    def launch(self, plan: Plan) -> None:
+        """The plan is about to run, all values of its tokens are known: pages that it completes are known from now."""
+        if not self.config.prefix_cache:
+            return
+        for chunk in plan.chunks.values():
+            request = chunk.request
+            if chunk.end // PAGE_SIZE > len(request.path):
+                self._publish(request, chunk.end // PAGE_SIZE, plan)
+
+    def _publish(self, request: Request, full: int, plan: Plan) -> None:
+        request.extend_chain()
+        chain, path = request.chain, request.path
+        if chain is None or request.private:
+            return
+        for at in range(len(path), full):
+            page = request.pages[at]
+            node = self.index.insert(chain, at, path[-1] if path else None, page)
+            if self._computing.get(chain.digests[at]) is request:
+                del self._computing[chain.digests[at]]
+            if node is None:
+                request.private = True
+                self._compute_no_more(request)
+                break
+            plan.inserted.append(node)
+            path.append(node)
+
+    def withdraw(self, failed: Plan, following: Plan | None) -> None:
+        """The launched plan has failed and its requests have been finished: what it was to write was never written.
+        Requests that were to build on that wait again."""
+        if following is not None:
+            for chunk in list(following.chunks.values()):
+                following.retract(chunk.request)
+        lost = {id(node) for node in failed.inserted}
+        for request in [r for r in self.running if any(id(node) in lost for node in r.path)]:
+            self.preempt(request, following, "error")
+        self.index.withdraw(failed.inserted)
+
+    def stalled(self, plan: Plan) -> list[tuple[Request, str]]:
+        """Running requests that the plan leaves out, and why."""
+        if len(plan.chunks) >= len(self.running):
+            return []
+        return [(r, r.cause or "budget") for r in self.running if r.todo and r.id not in plan.chunks]
+
+    def reset_prefix(self) -> int:
+        """Forgets the cached pages that no request holds."""
+        return self.index.reset()
+
+    def check_integrity(self) -> None:
+        """AssertionError unless pages, pins, slots and states agree. Cheap enough to run at idle."""
+        tables: Iterable[list[int]] = [r.pages for r in self.running]
+        self.pool.check_integrity([*tables, self.index.pages()])
+        self.index.check_integrity(r.path for r in self.running)
+        for request in self.running:
+            assert request.state is State.RUNNING
+            assert len(request.pages) * PAGE_SIZE >= request.computed
+            assert [node.page for node in request.path] == request.pages[: len(request.path)]
+        for request in self.waiting.values():
+            assert request.state in (State.QUEUED, State.PREEMPTED)
+            assert not request.pages
+            assert not request.path
+        slots = self._slots + [r.slot for r in self.running]
+        assert sorted(slots) == list(range(self.config.max_running)), "a slot was lost"
+        assert self.running == sorted(self.running, key=seniority)
+        assert all(r.state is State.RUNNING for r in self._computing.values()), "nobody computes an awaited page"

@@ -1,0 +1,25 @@
+"""What an engine process is told at its start. Standard library only, since it is built before anything else loads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """Crosses to the process as JSON on its command line; holds no secrets. None means "choose" (see `process`)."""
+
+    model: str
+    backend: str = "cpu"
+    kv_tokens: int | None = None
+    max_context: int | None = None
+    step_tokens: int = 512
+    max_running: int = 32
+    max_waiting: int = 1024
+    threads: int | None = None
+    kernels: str | None = None
+    kv_dtype: str = "bf16"
+    prefix_cache: bool = True
+    cache_dir: str | None = None
+    loader: str = ""
+    warm_up: bool = True

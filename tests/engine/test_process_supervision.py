@@ -1,0 +1,192 @@
+"""The client's supervision of an engine process, without HTTP; and what is pure about it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import zmq
+
+from tailrace.engine.client import EngineClient
+from tailrace.engine.protocol import Output, SamplingParams, Submit
+from tailrace.engine.spec import EngineSpec
+from tailrace.engine.supervisor import Backoff, Bounds, Pulse, death_notice, spawn
+from tailrace.terms import EngineDied, Event, EventKind, Overloaded
+
+SPEC = EngineSpec("stand", loader="tests.api.stand:load_slow", max_running=2, max_waiting=4)
+BOUNDS = Bounds(heartbeat=3.0, hang=10.0, start=30.0)
+
+
+def test_the_first_restart_is_at_once_and_later_ones_back_off_to_a_bound() -> None:
+    backoff = Backoff(first=1.0, most=8.0, stable=60.0)
+    assert [backoff.died(0.0) for _ in range(7)] == [0.0, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+    assert backoff.died(61.0) == 0.0
+
+
+def test_a_pulse_says_what_is_wrong() -> None:
+    bounds = Bounds(heartbeat=3.0, hang=10.0, start=30.0)
+    pulse = Pulse(spawned_at=100.0)
+    assert pulse.verdict(129.0, bounds, held=False) is None
+    assert "not ready" in (pulse.verdict(131.0, bounds, held=False) or "")
+    pulse.ready_at = 110.0
+    pulse.beat(110.0, 5)
+    assert pulse.verdict(112.9, bounds, held=True) is None
+    assert "heartbeat" in (pulse.verdict(113.1, bounds, held=False) or "")
+    for now in range(111, 130):
+        pulse.beat(float(now), 5)
+    assert pulse.verdict(129.5, bounds, held=False) is None
+    assert "progress" in (pulse.verdict(129.5, bounds, held=True) or "")
+    pulse.beat(129.5, 6)
+    assert pulse.verdict(129.6, bounds, held=True) is None
+
+
+def test_deaths_are_told_in_words() -> None:
+    assert death_notice(-9) == "it was ended by SIGKILL"
+    assert death_notice(3) == "it exited with status 3"
+
+
+def submit(name: str, tokens: int = 3) -> Submit:
+    return Submit(name, [10, 11, 12], SamplingParams(max_tokens=tokens, ignore_eos=True))
+
+
+def with_client(test: Callable[[EngineClient], Awaitable[None]], spec: EngineSpec = SPEC) -> list[Event]:
+    """Runs a test with a client whose engine is ready; returns every event that was heard."""
+    events: list[Event] = []
+
+    async def main() -> None:
+        client = EngineClient(spec, bounds=BOUNDS)
+        client.listen(events.extend)
+        client.spawn()
+        await client.start()
+        try:
+            async with asyncio.timeout(60):
+                await client.wait_ready()
+                await test(client)
+        finally:
+            await client.close()
+
+    asyncio.run(main())
+    return events
+
+
+async def collect(client: EngineClient, request: Submit) -> list[Output]:
+    return [output async for output in client.generate(request)]
+
+
+def test_tokens_come_one_message_a_step_and_events_before_them() -> None:
+    async def test(client: EngineClient) -> None:
+        assert client.healthy
+        assert client.ready is not None
+        assert {"interpreter", "warm_up"} <= set(client.ready.phases)
+        outputs = await asyncio.gather(*(collect(client, submit(f"r{i}")) for i in range(3)))
+        for one in outputs:
+            assert [len(output.tokens) for output in one] == [1, 1, 1]
+            assert one[-1].finish == "length"
+        assert client.held == 0
+
+    events = with_client(test)
+    kinds = [event.kind for event in events if event.request == "r0"]
+    assert kinds[0] is EventKind.QUEUED
+    assert kinds[-1] is EventKind.FINISHED
+    assert not [event for event in events if event.request.startswith("warm")]
+
+
+def test_leaving_an_iterator_aborts_and_an_abort_is_heard_of() -> None:
+    async def test(client: EngineClient) -> None:
+        async for _ in client.generate(submit("left", 500)):
+            break
+        while client.held:
+            await asyncio.sleep(0.01)
+        assert client.gauges.running == 0
+
+    events = with_client(test)
+    assert events[-1].kind is EventKind.FINISHED
+    assert events[-1].cause == "abort"
+
+
+def test_a_drained_client_takes_nothing_and_ends_what_it_holds() -> None:
+    async def test(client: EngineClient) -> None:
+        running = asyncio.create_task(collect(client, submit("last", 10)))
+        await asyncio.sleep(0)
+        await client.drain()
+        assert (await running)[-1].finish == "length"
+        with pytest.raises(Overloaded):
+            client.submit(submit("late"), None)  # type: ignore[arg-type]  # never reached
+
+    with_client(test)
+
+
+def test_an_engine_killed_while_idle_is_replaced() -> None:
+    async def test(client: EngineClient) -> None:
+        before = client.pid
+        assert before is not None
+        os.kill(before, signal.SIGKILL)
+        while client.ready is not None:
+            await asyncio.sleep(0.01)
+        with pytest.raises(EngineDied):
+            client.submit(submit("too early"), None)  # type: ignore[arg-type]  # never reached
+        await client.wait_ready()
+        assert client.pid != before
+        assert client.restarts == 1
+        assert (await collect(client, submit("after")))[-1].finish == "length"
+
+    with_client(test)
+
+
+def test_requests_handed_over_before_the_engine_has_connected_downwards_are_not_lost() -> None:
+    async def test(client: EngineClient) -> None:
+        connected = client._down
+        assert client._context is not None
+        client._down = client._context.socket(zmq.PUSH)  # nobody is connected to this one
+        asking = asyncio.create_task(collect(client, submit("early")))
+        while not client.held:
+            await asyncio.sleep(0)
+        assert not client._held["early"].sent
+        client._down.close(linger=0)
+        client._down = connected
+        assert (await asking)[-1].finish == "length"
+
+    with_client(test)
+
+
+def test_sigterm_lets_an_engine_finish_and_sigint_does_nothing() -> None:
+    async def test(client: EngineClient) -> None:
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGINT)
+        running = asyncio.create_task(collect(client, submit("held", 30)))
+        while not client.gauges.running:
+            await asyncio.sleep(0.01)
+        os.kill(client.pid, signal.SIGTERM)
+        assert (await running)[-1].finish == "length"
+
+    with_client(test)
+
+
+def test_the_sockets_lie_in_a_directory_of_this_user_alone() -> None:
+    process = spawn(SPEC)
+    try:
+        directory = Path(process.directory)
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    finally:
+        process.kill()
+    assert process.exit_code() == -signal.SIGKILL
+    assert not directory.exists()
+
+
+def test_an_engine_whose_first_start_fails_says_why() -> None:
+    async def main() -> None:
+        client = EngineClient(EngineSpec("stand", loader="tests.api.stand:load_nothing"), bounds=BOUNDS)
+        await client.start()
+        try:
+            with pytest.raises(EngineDied, match="not a model"):
+                await asyncio.wait_for(client.wait_ready(), 30)
+            assert client.state == "failed"
+        finally:
+            await client.close()
+
+    asyncio.run(main())
