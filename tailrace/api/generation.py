@@ -1,0 +1,222 @@
+"""One HTTP request as one or several engine requests, and the text that comes out of them.
+
+A `Choice` is the sink of one engine request: it turns tokens into text that is safe to show (whole characters, nothing
+of a stop string). A `Generation` is all choices of one HTTP request, and wakes its task at most once a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tailrace.api.errors import HttpError, as_http
+from tailrace.engine.protocol import Output, SamplingParams, TokenLogprob
+from tailrace.terms import TailraceError
+
+if TYPE_CHECKING:
+    from tailrace.engine.watch import StopWatch
+    from tailrace.text import Detokenizer
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one step added to a choice. `finish` is OpenAI's finish reason."""
+
+    text: str
+    tokens: Sequence[int] = ()
+    logprobs: Sequence[TokenLogprob] = ()
+    prompt_logprobs: Sequence[TokenLogprob | None] = ()
+    finish: str | None = None
+
+
+@dataclass(eq=False)
+class Choice:
+    """One engine request of a generation."""
+
+    generation: Generation
+    index: int
+    request: str
+    prompt: list[int]
+    params: SamplingParams
+    decoder: Detokenizer
+    watch: StopWatch | None  # where it has stop strings: the engine runs the same
+    hide_tokens: bool = False  # echo with max_tokens 0: the one token that the engine needs is not shown
+    output_tokens: int = 0
+    cached: int = 0
+    finish: str | None = None
+    shown: int = 0  # characters emitted so far, for text_offset
+    stopped: bool = False
+
+    def queued(self) -> None:
+        """The engine has it: from here on it will not be refused."""
+        self.generation.accept()
+
+    def output(self, output: Output) -> None:
+        """News of one step."""
+        self.generation.take(self, output)
+
+    def failed(self, error: TailraceError) -> None:
+        """The engine lost it."""
+        self.generation.fail(error)
+
+    def absorb(self, output: Output) -> Delta:
+        """Tokens to text."""
+        tokens = output.tokens
+        self.output_tokens += len(tokens)
+        self.cached = max(self.cached, output.cached)
+        text = self._text(output)
+        finish = output.finish
+        if finish is not None:
+            if not self.stopped:
+                text += self._tail()
+            self.finish = "stop" if self.stopped else finish
+        if self.hide_tokens:
+            self.output_tokens = 0
+            finish = "length" if finish is not None else None
+            self.finish = finish
+            return Delta("", prompt_logprobs=output.prompt_logprobs, finish=finish)
+        return Delta(text, tokens, output.logprobs, output.prompt_logprobs, self.finish)
+
+    def _text(self, output: Output) -> str:
+        tokens: Sequence[int] = output.tokens
+        stop_id = isinstance(output.stop, int) and output.finish == "stop" and not self.params.include_stop
+        if stop_id and tokens and tokens[-1] == output.stop:
+            tokens = tokens[:-1]
+        if self.watch is None:
+            push = self.decoder.push
+            return push(tokens[0]) if len(tokens) == 1 else "".join(map(push, tokens))
+        text = ""
+        for token in tokens:
+            if self.stopped:
+                break
+            safe, matched = self.watch.push(token)
+            text += safe
+            self.stopped = matched is not None
+        return text
+
+    def _tail(self) -> str:
+        if self.watch is None:
+            return self.decoder.finish()
+        text, matched = self.watch.finish()
+        self.stopped = matched is not None
+        return text
+
+
+@dataclass(eq=False)
+class Generation:
+    """All choices of one HTTP request. Owned by its task; sinks only append and wake."""
+
+    stream: bool
+    choices: list[Choice] = field(default_factory=list)
+    accepted: bool = False
+    gone: bool = False  # the client has left
+    error: HttpError | None = None
+    _inbox: list[tuple[Choice, Delta]] = field(default_factory=list)
+    _open: int = 0
+    _waiter: asyncio.Future[None] | None = None
+
+    def add(self, choice: Choice) -> None:
+        """One more choice, before anything is submitted."""
+        self.choices.append(choice)
+        self._open += 1
+
+    @property
+    def done(self) -> bool:
+        """Nothing more will come."""
+        return self._open == 0 or self.error is not None or self.gone
+
+    @property
+    def pending(self) -> bool:
+        """There is news that `deltas` has not returned yet."""
+        return bool(self._inbox)
+
+    def accept(self) -> None:
+        """The engine has taken one of the choices in."""
+        if not self.accepted:
+            self.accepted = True
+            self._wake()
+
+    def take(self, choice: Choice, output: Output) -> None:
+        """A choice's news; called by the engine client, so it must not raise."""
+        if output.finish == "error" or output.finish == "timeout":
+            self.fail(refusal(output))
+            return
+        try:
+            delta = choice.absorb(output)
+        except Exception:  # noqa: BLE001 - a fault in one request's text must not stop the others
+            traceback.print_exc(file=sys.stderr)
+            self.fail(TailraceError("the text of this request could not be decoded"))
+            return
+        self._inbox.append((choice, delta))
+        if delta.finish is not None:
+            self._open -= 1
+        if self.stream or self._open == 0:
+            self._wake()
+
+    def fail(self, error: TailraceError) -> None:
+        """Ends the whole request."""
+        if self.error is None:
+            self.error = as_http(error)
+            self._wake()
+
+    def leave(self) -> None:
+        """The client has left."""
+        self.gone = True
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def started(self) -> None:
+        """Waits until the engine has taken it in, given it something, or refused it. Raises HttpError if refused."""
+        while not (self.accepted or self._inbox or self.done):
+            await self._news()
+        if self.error is not None:
+            raise self.error
+
+    async def deltas(self) -> list[tuple[Choice, Delta]]:
+        """Everything since the last call, at least one entry unless `done`."""
+        while not self._inbox and not self.done:
+            await self._news()
+        batch, self._inbox = self._inbox, []
+        return batch
+
+    async def whole(self) -> list[tuple[Choice, Delta]]:
+        """Waits for the end. Raises HttpError where it failed; returns what there is when the client has left."""
+        while not self.done:
+            await self._news()
+        if self.error is not None:
+            raise self.error
+        batch, self._inbox = self._inbox, []
+        return batch
+
+    async def _news(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+        self._waiter = None
+
+
+REFUSALS: dict[str, tuple[int, str, str]] = {
+    "overloaded": (429, "rate_limit_error", "overloaded"),
+    "draining": (503, "service_unavailable", "service_unavailable"),
+    "context_length_exceeded": (400, "invalid_request_error", "context_length_exceeded"),
+    "invalid_prompt": (400, "invalid_request_error", "invalid_prompt"),
+    "invalid_value": (400, "invalid_request_error", "invalid_value"),
+}
+"""Status, type and code of the errors that `EngineCore` names; any other is a 500."""
+
+
+def refusal(output: Output) -> HttpError:
+    """An engine's error as an HTTP error."""
+    if output.finish == "timeout":
+        return HttpError(503, "the request did not finish in time", kind="timeout", code="timeout", retry_after=1.0)
+    name, _, text = output.error.partition(": ")
+    status, kind, code = REFUSALS.get(name, (500, "server_error", "engine_error"))
+    retry_after = 1.0 if status in (429, 503) else None
+    return HttpError(status, text or output.error or "the engine failed", kind=kind, code=code, retry_after=retry_after)

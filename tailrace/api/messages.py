@@ -1,0 +1,86 @@
+"""Chat messages as the chat template wants them, and what of a client's messages is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from tailrace.api.schema import ContentPart, Message, ToolCall
+from tailrace.api.settings import Limits
+from tailrace.terms import InvalidInput
+
+ROLES = {"developer": "system"}
+"""Templates know no developer; OpenAI's developer messages are what system messages were."""
+
+
+def for_template(messages: Sequence[Message], limits: Limits) -> list[dict[str, Any]]:
+    """Messages as plain dictionaries. Absent, null and empty content are the same. Raises InvalidInput."""
+    if not messages:
+        raise InvalidInput("messages cannot be empty", param="messages")
+    if len(messages) > limits.messages:
+        raise InvalidInput(f"messages has {len(messages)} entries; at most {limits.messages}", param="messages")
+    return [_one(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _one(message: Message, param: str) -> dict[str, Any]:
+    for name in ("audio", "function_call"):
+        value = getattr(message, name)
+        if value is not UNSET and bytes(value) != b"null":
+            raise InvalidInput(
+                f"{param}.{name} is not supported", param=f"{param}.{name}", code="unsupported_parameter"
+            )
+    calls = message.tool_calls
+    if message.role != "assistant" and calls:
+        raise InvalidInput(f"{param}: only an assistant has tool_calls", param=f"{param}.tool_calls")
+    if message.content is None and message.role in ("system", "developer", "user"):
+        raise InvalidInput(f"{param}: a {message.role} message needs content", param=f"{param}.content")
+    plain: dict[str, Any] = {
+        "role": ROLES.get(message.role, message.role),
+        "content": content_text(message.content, f"{param}.content"),
+    }
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        value = getattr(message, name)
+        if value is not None:
+            plain[name] = value
+    if calls:
+        plain["tool_calls"] = [_call(call) for call in calls]
+    return plain
+
+
+def content_text(content: str | list[ContentPart] | None, param: str) -> str:
+    """The text of a message's content. Raises InvalidInput for anything that is not text; nothing is ever fetched."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    parts = []
+    for index, part in enumerate(content):
+        if part.type == "text" and part.text is not None:
+            parts.append(part.text)
+        elif part.type == "refusal" and part.refusal is not None:
+            parts.append(part.refusal)
+        elif part.type in ("text", "refusal"):
+            raise InvalidInput(f"{param}[{index}]: {part.type} is missing", param=param)
+        else:
+            shown = part.type[:40]
+            raise InvalidInput(
+                f"{param}[{index}]: {shown} parts are not supported, this model reads text only",
+                param=param,
+                code="unsupported_content",
+            )
+    return "\n".join(parts)
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    """Templates want arguments as an object where they are one; text that is not stays as it is."""
+    arguments: Any = call.function.arguments
+    if isinstance(arguments, str):
+        try:
+            decoded = msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, RecursionError):
+            decoded = None
+        arguments = decoded if isinstance(decoded, dict) else arguments
+    return {"type": "function", "id": call.id, "function": {"name": call.function.name, "arguments": arguments}}

@@ -1,0 +1,303 @@
+"""What /metrics shows: a fold over events and closed timelines, under `tailrace_` names and vLLM's.
+
+Every label value comes from the server's own configuration or a fixed list, so no client can make a new series. The
+prometheus library only renders, and is imported at the first scrape.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tailrace.engine.protocol import Gauges, Ready
+from tailrace.ledger.timeline import Fold, Timeline
+from tailrace.terms import Event, EventKind, Phase
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+SHORT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75)
+TTFT = (*SHORT, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
+PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+CHOICES = (1, 2, 5, 10, 20)
+REASONS = ("stop", "length", "abort", "error", "timeout")
+ENDPOINTS = ("chat", "completions", "models", "tokenize", "detokenize", "health", "metrics", "version", "other")
+STATUSES = (200, 400, 401, 404, 405, 408, 413, 415, 429, 499, 500, 503)
+"""499: the client left before its answer was complete."""
+
+
+def one_two_five(most: int) -> tuple[float, ...]:
+    """1, 2, 5, 10, 20, 50... up to `most`: vLLM's buckets for token counts."""
+    series = (m * 10**e for e in range(12) for m in (1, 2, 5))
+    return tuple(value for value in series if value <= most) or (1,)
+
+
+class Histogram:
+    """Counts per bucket; the last one is +Inf."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Iterable[float]) -> None:
+        self.bounds = tuple(float(bound) for bound in bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Adds one sample."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(upper bound, samples at most that), as the exposition format wants it."""
+        rows: list[tuple[str, float]] = []
+        running = 0
+        for bound, count in zip((*map(repr, self.bounds), "+Inf"), self.counts, strict=True):
+            running += count
+            rows.append((bound, running))
+        return rows
+
+
+@dataclass
+class Totals:
+    """Everything counted since the server started; prompts count what was looked up, cached or not, once."""
+
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    finished: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
+    http: dict[tuple[str, int], int] = field(default_factory=dict)
+    phases: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
+
+
+class Metrics:
+    """The fold. `observe` is a `Book` observer and `closed` its end; `end_step` follows each message of the engine."""
+
+    def __init__(self, model_name: str, max_context: int = 131_072) -> None:
+        self.model_name = model_name
+        self.totals = Totals()
+        self.engine = _EngineTotals()
+        tokens = one_two_five(max_context)
+        self.histograms = {
+            "time_to_first_token_seconds": Histogram(TTFT),
+            "inter_token_latency_seconds": Histogram(PER_TOKEN),
+            "request_time_per_output_token_seconds": Histogram(PER_TOKEN),
+            "e2e_request_latency_seconds": Histogram(LATENCY),
+            "request_queue_time_seconds": Histogram(LATENCY),
+            "request_inference_time_seconds": Histogram(LATENCY),
+            "request_prefill_time_seconds": Histogram(LATENCY),
+            "request_decode_time_seconds": Histogram(LATENCY),
+            "request_prompt_tokens": Histogram(tokens),
+            "request_generation_tokens": Histogram(tokens),
+            "iteration_tokens_total": Histogram(STEP_TOKENS),
+            "request_params_n": Histogram(CHOICES),
+            "request_params_max_tokens": Histogram(tokens),
+        }
+        self._ttft = self.histograms["time_to_first_token_seconds"]
+        self._itl = self.histograms["inter_token_latency_seconds"]
+        self._step_tokens = 0
+
+    def observe(self, fold: Fold, event: Event, before: float) -> None:
+        """A step computed something for a request."""
+        self._step_tokens += event.computed
+        if event.kind is not EventKind.TOKEN:
+            return
+        self.totals.generation_tokens += event.computed
+        if before:
+            self._itl.observe(event.at - before)
+        else:
+            self._ttft.observe(event.at - fold.received)
+            self.totals.prompt_tokens += fold.computed + fold.cached
+
+    def end_step(self) -> None:
+        """The events of one step have been observed."""
+        if self._step_tokens:
+            self.histograms["iteration_tokens_total"].observe(self._step_tokens)
+            self._step_tokens = 0
+
+    def submitted(self, n: int, max_tokens: int) -> None:
+        """A request of `n` choices was handed to the engine."""
+        self.histograms["request_params_n"].observe(n)
+        self.histograms["request_params_max_tokens"].observe(max_tokens)
+
+    def closed(self, timeline: Timeline) -> None:
+        """A request has ended. Latencies are of the ones that ran to their end."""
+        reason = timeline.finish if timeline.finish in REASONS else "error"
+        self.totals.finished[reason] += 1
+        for phase, seconds in timeline.phases.items():
+            self.totals.phases[phase] += seconds
+        if reason not in ("stop", "length"):
+            return
+        inference = None if timeline.prefill is None or timeline.decode is None else timeline.prefill + timeline.decode
+        for name, value in (
+            ("e2e_request_latency_seconds", timeline.e2e),
+            ("request_queue_time_seconds", timeline.queue),
+            ("request_prefill_time_seconds", timeline.prefill),
+            ("request_decode_time_seconds", timeline.decode),
+            ("request_inference_time_seconds", inference),
+            ("request_time_per_output_token_seconds", timeline.tpot),
+            ("request_prompt_tokens", timeline.prompt_tokens),
+            ("request_generation_tokens", timeline.output_tokens),
+        ):
+            if value is not None:
+                self.histograms[name].observe(value)
+
+    def answered(self, endpoint: str, status: int) -> None:
+        """An HTTP request got its status."""
+        key = (endpoint if endpoint in ENDPOINTS else "other", status if status in STATUSES else 500)
+        self.totals.http[key] = self.totals.http.get(key, 0) + 1
+
+    def gauges(self, gauges: Gauges, baseline: Gauges | None, incarnation: int) -> None:
+        """The scheduler's state. Its counters start again with each engine, at `baseline`; ours keep rising."""
+        self.engine.update(gauges, baseline or gauges, incarnation)
+
+    def render(self, *, ready: Ready | None, healthy: bool, restarts: int) -> bytes:
+        """The exposition text. Pure but for the import, so it may run in a thread."""
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.exposition import generate_latest
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Families(self, ready, healthy, restarts))
+        return generate_latest(registry)
+
+
+@dataclass
+class _EngineTotals:
+    now: Gauges = field(default_factory=Gauges)
+    incarnation: int = -1
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    steps: int = 0
+
+    def update(self, new: Gauges, baseline: Gauges, incarnation: int) -> None:
+        old = self.now if incarnation == self.incarnation else baseline
+        self.prefix_queries += max(0, new.prefix_queries - old.prefix_queries)
+        self.prefix_hits += max(0, new.prefix_hits - old.prefix_hits)
+        self.preemptions += max(0, new.preemptions - old.preemptions)
+        self.steps += max(0, new.steps - old.steps)
+        self.now, self.incarnation = new, incarnation
+
+
+HELP = {
+    "num_requests_running": "Requests in the running batch.",
+    "num_requests_waiting": "Requests waiting to be admitted.",
+    "kv_cache_usage_perc": "Share of KV pages that requests hold; 1 is all of them.",
+    "time_to_first_token_seconds": "Received until the first token.",
+    "inter_token_latency_seconds": "Gap between consecutive tokens of a request.",
+    "request_time_per_output_token_seconds": "Mean time of each token after the first, per request.",
+    "e2e_request_latency_seconds": "Received until the last byte was handed over.",
+    "request_queue_time_seconds": "Queued until first admitted.",
+    "request_inference_time_seconds": "First admitted until the last token.",
+    "request_prefill_time_seconds": "First admitted until the first token.",
+    "request_decode_time_seconds": "First token until the last.",
+    "request_prompt_tokens": "Prompt tokens, per request.",
+    "request_generation_tokens": "Output tokens, per request.",
+    "iteration_tokens_total": "Tokens computed in one engine step.",
+    "request_params_n": "The n parameter, per request.",
+    "request_params_max_tokens": "The max_tokens parameter, per request.",
+    "prompt_tokens": "Prompt tokens processed.",
+    "generation_tokens": "Output tokens generated.",
+    "num_preemptions": "Preemptions.",
+    "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
+    "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
+    "request_success": "Finished requests, by reason.",
+}
+
+
+class _Families:
+    """Names the fold's numbers, twice: `tailrace_x` and `vllm:x`."""
+
+    def __init__(self, metrics: Metrics, ready: Ready | None, healthy: bool, restarts: int) -> None:
+        self._metrics = metrics
+        self._ready = ready
+        self._healthy = healthy
+        self._restarts = restarts
+        self._labels = {"model_name": metrics.model_name, "engine": "0"}
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        for prefix in ("tailrace_", "vllm:"):
+            yield from self._shared(prefix)
+            yield from self._config(prefix)
+        yield from self._own()
+
+    def _shared(self, prefix: str) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        labels = list(self._labels)
+        values = list(self._labels.values())
+        engine, totals = self._metrics.engine, self._metrics.totals
+        pages = engine.now.pages
+        held = engine.now.used_pages / pages if pages else 0.0
+        for name, value in (
+            ("num_requests_running", engine.now.running),
+            ("num_requests_waiting", engine.now.waiting),
+            ("kv_cache_usage_perc", held),
+        ):
+            gauge = GaugeMetricFamily(prefix + name, HELP[name], labels=labels)
+            gauge.add_metric(values, value)
+            yield gauge
+        for name, value in (
+            ("prompt_tokens", totals.prompt_tokens),
+            ("generation_tokens", totals.generation_tokens),
+            ("num_preemptions", engine.preemptions),
+            ("prefix_cache_queries", engine.prefix_queries),
+            ("prefix_cache_hits", engine.prefix_hits),
+        ):
+            counter = CounterMetricFamily(prefix + name, HELP[name], labels=labels)
+            counter.add_metric(values, value)
+            yield counter
+        success = CounterMetricFamily(
+            prefix + "request_success", HELP["request_success"], labels=[*labels, "finished_reason"]
+        )
+        for reason, count in totals.finished.items():
+            success.add_metric([*values, reason], count)
+        yield success
+        for name, histogram in self._metrics.histograms.items():
+            family = HistogramMetricFamily(prefix + name, HELP[name], labels=labels)
+            family.add_metric(values, histogram.cumulative(), histogram.total)
+            yield family
+
+    def _config(self, prefix: str) -> Iterator[Metric]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        if self._ready is None:
+            return
+        facts = {
+            "block_size": str(self._ready.page_size),
+            "num_gpu_blocks": str(self._ready.kv_tokens // self._ready.page_size),
+            "enable_prefix_caching": "True",
+            "engine": "0",
+        }
+        info = GaugeMetricFamily(prefix + "cache_config_info", "Sizes of the KV cache.", labels=list(facts))
+        info.add_metric(list(facts.values()), 1.0)
+        yield info
+
+    def _own(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        def gauge(name: str, text: str, value: float) -> Any:
+            return GaugeMetricFamily(f"tailrace_{name}", text, value=value)
+
+        now = self._metrics.engine.now
+        yield gauge("engine_up", "1 while the engine is ready, beating and making progress.", float(self._healthy))
+        yield gauge("kv_pages", "KV pages of the pool.", now.pages)
+        yield gauge("kv_pages_used", "KV pages that requests hold.", now.used_pages)
+        yield gauge("kv_pages_cached", "KV pages that only the prefix cache holds.", now.cached_pages)
+        yield CounterMetricFamily("tailrace_engine_restarts", "Engines started again.", value=self._restarts)
+        yield CounterMetricFamily("tailrace_engine_steps", "Engine steps.", value=self._metrics.engine.steps)
+        http = CounterMetricFamily("tailrace_http_requests", "HTTP answers.", labels=["endpoint", "status"])
+        for (endpoint, status), count in sorted(self._metrics.totals.http.items()):
+            http.add_metric([endpoint, str(status)], count)
+        yield http
+        phases = CounterMetricFamily("tailrace_phase_seconds", "Time of ended requests, by phase.", labels=["phase"])
+        for phase, seconds in self._metrics.totals.phases.items():
+            phases.add_metric([phase.value], seconds)
+        yield phases
+        startup = GaugeMetricFamily("tailrace_startup_seconds", "Start-up of the engine, by phase.", labels=["phase"])
+        for name, seconds in (self._ready.phases if self._ready else {}).items():
+            startup.add_metric([name], seconds)
+        yield startup

@@ -1,0 +1,339 @@
+"""Checking parameters: a decoded body and the limits in, `SamplingParams` out. Every refusal names its parameter."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import Raw, UnsetType
+
+from tailrace.api.schema import Chat, Common, Completion, raw
+from tailrace.api.settings import Limits
+from tailrace.engine.protocol import SamplingParams
+from tailrace.terms import InvalidInput
+
+COMPLETION_MAX_TOKENS = 16
+"""OpenAI's default for text completions; chat's is the rest of the context."""
+SEED_MASK = (1 << 64) - 1
+ID_BYTES = 24
+"""No valid entry of a list of token ids is longer, blanks included."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request wants, apart from its prompt. `max_tokens` None is the rest of the context."""
+
+    params: SamplingParams
+    max_tokens: int | None
+    n: int
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    echo: bool
+    logprobs: bool
+    timeline: bool
+    token_times: bool
+    parse_special: bool
+    priority: int
+    user: str | None
+    metadata: dict[str, str] | None
+
+
+def unsupported(param: str, why: str = "is not supported") -> InvalidInput:
+    """The refusal of a parameter that exists elsewhere."""
+    return InvalidInput(f"{param} {why}", param=param, code="unsupported_parameter")
+
+
+def bounded(value: float, low: float, high: float, param: str) -> None:
+    """Raises InvalidInput unless low <= value <= high (NaN is never inside)."""
+    if not low <= value <= high:
+        raise InvalidInput(f"{param} must be between {low:g} and {high:g}, not {value:g}", param=param)
+
+
+def bounded_int(value: int, low: int, high: int, param: str) -> None:
+    """Raises InvalidInput unless low <= value <= high."""
+    if not low <= value <= high:
+        shown = str(value) if abs(value) < 1 << 64 else "a number beyond 64 bits"
+        raise InvalidInput(f"{param} must be between {low} and {high}, not {shown}", param=param)
+
+
+def _given(value: Raw | UnsetType) -> Raw | None:
+    """The raw value, or None where it is absent or null."""
+    return None if isinstance(value, UnsetType) or bytes(value) == b"null" else value
+
+
+def refuse_unserved(body: Common) -> None:
+    """Refuses by name every parameter that is not served, unless its value says what happens anyway."""
+    names = ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"]
+    names += ["prompt_cache_retention", "cache_salt"]
+    if isinstance(body, Chat):
+        names += ["functions", "function_call", "audio", "prediction", "reasoning_effort", "verbosity"]
+        names += ["web_search_options", "chat_template"]
+        _refuse_unserved_chat(body)
+    for name in names:
+        if _given(getattr(body, name)) is not None:
+            raise unsupported(name)
+    form = _given(body.response_format)
+    if form is not None and raw(form, dict[str, Any], "response_format", max_bytes=1 << 20) != {"type": "text"}:
+        raise unsupported("response_format", 'can only be {"type": "text"}')
+    if body.use_beam_search:
+        raise unsupported("use_beam_search")
+    if body.length_penalty not in (None, 1.0):
+        raise unsupported("length_penalty", "belongs to beam search, which is not supported")
+    if body.skip_special_tokens is False:
+        raise unsupported("skip_special_tokens", "can only be true")
+    if body.service_tier not in (None, "auto", "default"):
+        raise unsupported("service_tier", 'can only be "auto" or "default"')
+    for name in ("prompt_cache_key", "safety_identifier"):
+        value = _given(getattr(body, name))
+        if value is not None:
+            raw(value, str, name, max_bytes=4096)
+
+
+def _refuse_unserved_chat(body: Chat) -> None:
+    choice = _given(body.tool_choice)
+    tools = _given(body.tools)
+    wanted = None if choice is None else raw(choice, Any, "tool_choice", max_bytes=1 << 16)
+    if wanted not in (None, "none"):
+        raise unsupported("tool_choice", 'can only be "none": this model is served without a tool parser')
+    if tools is not None and wanted != "none" and raw(tools, list[Any], "tools", max_bytes=8 << 20):
+        raise unsupported("tools", 'need tool_choice "none": this model is served without a tool parser')
+    if body.parallel_tool_calls is not None and wanted != "none":
+        raise unsupported("parallel_tool_calls")
+    if body.store:
+        raise unsupported("store", "can only be false: nothing is stored")
+    if body.modalities not in (None, ["text"]):
+        raise unsupported("modalities", 'can only be ["text"]')
+    if body.echo:
+        raise unsupported("echo", "is a parameter of /v1/completions")
+    if body.continue_final_message:
+        raise unsupported("continue_final_message")
+    if body.add_generation_prompt is False:
+        raise unsupported("add_generation_prompt", "can only be true")
+
+
+def stop_strings(body: Common, limits: Limits) -> tuple[str, ...]:
+    """The stop strings, checked."""
+    value = _given(body.stop)
+    if value is None:
+        return ()
+    most = limits.stop_strings * (limits.stop_chars * 6 + 8) + 16
+    decoded: str | list[str] = raw(value, str | list[str], "stop", max_bytes=most)
+    stops = [decoded] if isinstance(decoded, str) else decoded
+    if len(stops) > limits.stop_strings:
+        raise InvalidInput(f"stop has {len(stops)} strings; at most {limits.stop_strings} are possible", param="stop")
+    for stop in stops:
+        if not stop:
+            raise InvalidInput("a stop string cannot be empty", param="stop")
+        if len(stop) > limits.stop_chars:
+            raise InvalidInput(f"a stop string can have at most {limits.stop_chars} characters", param="stop")
+    return tuple(dict.fromkeys(stops))
+
+
+def stop_ids(body: Common, limits: Limits, vocab: int) -> tuple[int, ...]:
+    """The stop token ids, checked."""
+    value = _given(body.stop_token_ids)
+    if value is None:
+        return ()
+    ids: list[int] = raw(value, list[int], "stop_token_ids", max_bytes=limits.stop_strings * ID_BYTES + 16)
+    if len(ids) > limits.stop_strings:
+        raise InvalidInput(
+            f"stop_token_ids has {len(ids)} ids; at most {limits.stop_strings} are possible", param="stop_token_ids"
+        )
+    check_ids(ids, vocab, "stop_token_ids")
+    return tuple(dict.fromkeys(ids))
+
+
+def logit_bias(body: Common, limits: Limits, vocab: int) -> dict[int, float]:
+    """The logit bias, checked."""
+    value = _given(body.logit_bias)
+    if value is None:
+        return {}
+    bias: dict[int, float] = raw(value, dict[int, float], "logit_bias", max_bytes=limits.logit_bias * 64 + 16)
+    if len(bias) > limits.logit_bias:
+        raise InvalidInput(
+            f"logit_bias has {len(bias)} entries; at most {limits.logit_bias} are possible", param="logit_bias"
+        )
+    check_ids(bias, vocab, "logit_bias")
+    for amount in bias.values():
+        bounded(amount, -100.0, 100.0, "logit_bias")
+    return bias
+
+
+def check_ids(ids: Iterable[int], vocab: int, param: str) -> None:
+    """Raises InvalidInput unless every id is a token of the vocabulary."""
+    for token in ids:
+        if not 0 <= token < vocab:
+            shown = str(token) if abs(token) < 1 << 64 else "a number beyond 64 bits"
+            raise InvalidInput(f"{param}: {shown} is not a token id (0 to {vocab - 1})", param=param)
+
+
+def _chat_max_tokens(body: Chat) -> tuple[int | None, str]:
+    old, new = body.max_tokens, body.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise InvalidInput(
+            f"max_tokens ({old}) and max_completion_tokens ({new}) contradict each other: give one of them",
+            param="max_completion_tokens",
+        )
+    return (old, "max_tokens") if new is None else (new, "max_completion_tokens")
+
+
+def _logprobs(body: Common, limits: Limits) -> int:
+    """-1 none, 0 of the chosen token alone, n of the n likeliest too."""
+    if isinstance(body, Chat):
+        if body.top_logprobs is not None:
+            bounded_int(body.top_logprobs, 0, limits.logprobs, "top_logprobs")
+            if not body.logprobs:
+                raise InvalidInput("top_logprobs needs logprobs to be true", param="top_logprobs")
+        return (body.top_logprobs or 0) if body.logprobs else -1
+    assert isinstance(body, Completion)
+    if body.logprobs is None:
+        return -1
+    bounded_int(body.logprobs, 0, limits.logprobs, "logprobs")
+    return body.logprobs
+
+
+def _check_completion(body: Completion, n: int) -> None:
+    if body.suffix:
+        raise unsupported("suffix")
+    if body.best_of is not None and body.best_of not in (1, n):
+        raise unsupported("best_of", "can only be 1 or equal to n")
+    if body.best_of == 1 and n != 1:
+        raise InvalidInput("best_of cannot be smaller than n", param="best_of")
+    if body.add_special_tokens is False:
+        raise unsupported("add_special_tokens", "can only be true; send token ids to decide every token yourself")
+
+
+def or_default(value: float | None, default: float) -> float:
+    """The value, or its default where it is null or absent."""
+    return default if value is None else value
+
+
+def check(body: Common, limits: Limits, *, vocab: int, timeline: bool = False) -> Asked:
+    """Everything but the prompt. Raises InvalidInput."""
+    refuse_unserved(body)
+    n = 1 if body.n is None else body.n
+    bounded_int(n, 1, limits.choices, "n")
+    if isinstance(body, Completion):
+        _check_completion(body, n)
+        max_tokens, named = body.max_tokens, "max_tokens"
+        if max_tokens is None:
+            max_tokens = COMPLETION_MAX_TOKENS
+    else:
+        assert isinstance(body, Chat)
+        max_tokens, named = _chat_max_tokens(body)
+    echo = bool(body.echo)
+    if max_tokens is not None:
+        bounded_int(max_tokens, 0 if echo else 1, (1 << 31) - 1, named)
+    if body.stream_options is not None and not body.stream:
+        raise InvalidInput("stream_options needs stream to be true", param="stream_options")
+    if body.stream_options is not None and body.stream_options.include_obfuscation:
+        raise unsupported("stream_options.include_obfuscation", "can only be false")
+    bounded_int(body.priority or 0, -1000, 1000, "priority")
+    _check_labels(body)
+    logprobs = _logprobs(body, limits)
+    extras = body.tailrace
+    options = body.stream_options
+    return Asked(
+        params=_sampling(body, limits, vocab, max_tokens, logprobs, logprobs if echo else -1),
+        max_tokens=max_tokens,
+        n=n,
+        stream=bool(body.stream),
+        include_usage=options is not None and (options.include_usage or options.continuous_usage_stats),
+        continuous_usage=options is not None and options.continuous_usage_stats,
+        echo=echo,
+        logprobs=logprobs >= 0,
+        timeline=timeline or (extras is not None and (extras.timeline or extras.token_times)),
+        token_times=extras is not None and extras.token_times,
+        parse_special=extras is not None and extras.parse_special,
+        priority=body.priority or 0,
+        user=body.user,
+        metadata=body.metadata,
+    )
+
+
+def _check_labels(body: Common) -> None:
+    """`user` and `metadata` go to the request's log line; OpenAI's bounds hold."""
+    if body.user is not None and len(body.user) > 512:
+        raise InvalidInput("user can have at most 512 characters", param="user")
+    if body.metadata is not None:
+        if len(body.metadata) > 16:
+            raise InvalidInput("metadata can have at most 16 entries", param="metadata")
+        if any(len(key) > 64 or len(value) > 512 for key, value in body.metadata.items()):
+            raise InvalidInput("metadata keys can have 64 characters, values 512", param="metadata")
+
+
+def _sampling(
+    body: Common, limits: Limits, vocab: int, max_tokens: int | None, logprobs: int, prompt_logprobs: int
+) -> SamplingParams:
+    params = SamplingParams(
+        max_tokens=max_tokens or 0,
+        min_tokens=body.min_tokens or 0,
+        temperature=or_default(body.temperature, 1.0),
+        top_k=max(0, body.top_k or 0),
+        top_p=or_default(body.top_p, 1.0),
+        min_p=or_default(body.min_p, 0.0),
+        presence_penalty=or_default(body.presence_penalty, 0.0),
+        frequency_penalty=or_default(body.frequency_penalty, 0.0),
+        repetition_penalty=or_default(body.repetition_penalty, 1.0),
+        logit_bias=logit_bias(body, limits, vocab),
+        seed=random.getrandbits(64) if body.seed is None else body.seed & SEED_MASK,
+        stop=stop_strings(body, limits),
+        stop_ids=stop_ids(body, limits, vocab),
+        ignore_eos=bool(body.ignore_eos),
+        include_stop=bool(body.include_stop_str_in_output),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+    bounded(params.temperature, 0.0, 2.0, "temperature")
+    bounded(params.top_p, 0.0, 1.0, "top_p")
+    bounded(params.min_p, 0.0, 1.0, "min_p")
+    bounded(params.presence_penalty, -2.0, 2.0, "presence_penalty")
+    bounded(params.frequency_penalty, -2.0, 2.0, "frequency_penalty")
+    bounded(params.repetition_penalty, 0.01, 100.0, "repetition_penalty")
+    if body.top_k is not None:
+        bounded_int(body.top_k, -1, (1 << 31) - 1, "top_k")
+    bounded_int(params.min_tokens, 0, (1 << 31) - 1, "min_tokens")
+    if max_tokens is not None and params.min_tokens > max_tokens:
+        raise InvalidInput(
+            f"min_tokens ({params.min_tokens}) is more than max_tokens ({max_tokens})", param="min_tokens"
+        )
+    if body.seed is not None:
+        bounded_int(body.seed, -(1 << 63), SEED_MASK, "seed")
+    return params
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of one of several choices: the first keeps the caller's, the others are spread over 64 bits."""
+    return seed if index == 0 else (seed + index * 0x9E3779B97F4A7C15) & SEED_MASK
+
+
+def too_long(prompt: int, max_tokens: int | None, context: int, *, exact: bool = True) -> InvalidInput:
+    """The refusal of a prompt, or prompt and output, that the context cannot hold."""
+    tokens = str(prompt) if exact else f"at least {prompt}"
+    asked = "" if max_tokens is None else f" and max_tokens is {max_tokens}"
+    total = "" if max_tokens is None else f", {prompt + max_tokens} in all"
+    return InvalidInput(
+        f"this model's context holds {context} tokens; the prompt has {tokens}{asked}{total}. Shorten "
+        + ("the prompt" if max_tokens is None else "the prompt or lower max_tokens"),
+        param="max_tokens" if max_tokens is not None and prompt < context else None,
+        code="context_length_exceeded",
+    )
+
+
+def fit(params: SamplingParams, prompt: int, asked: int | None, context: int) -> SamplingParams:
+    """The parameters with `max_tokens` filled in for a prompt of this length. Raises InvalidInput where prompt and
+    output do not fit into the context."""
+    room = context - prompt
+    if asked is None:
+        if room < 1:
+            raise too_long(prompt, None, context)
+        if params.min_tokens > room:
+            raise too_long(prompt, params.min_tokens, context)
+        return msgspec.structs.replace(params, max_tokens=room)
+    if asked > room:
+        raise too_long(prompt, asked if room > 0 else None, context)
+    return params

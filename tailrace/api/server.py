@@ -1,0 +1,347 @@
+"""The server process: starts the engine first, then everything else beside it; serves; drains.
+
+Light at import, so that `run` can spawn the engine before anything heavy loads here.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tailrace.api.settings import LOOPBACK, Settings
+from tailrace.engine.supervisor import EngineProcess, spawn
+from tailrace.terms import ModelError, TailraceError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from tailrace.api.front import Front
+    from tailrace.api.service import Service
+    from tailrace.engine.client import EngineClient
+    from tailrace.text import Text
+
+TICK = 1.0
+"""Seconds between housekeeping: the Date header, slow clients."""
+BACKLOG = 2048
+
+TextLoader = Callable[[Settings], "Text"]
+Print = Callable[[str], object]
+
+
+def run(
+    settings: Settings,
+    *,
+    engine: EngineProcess | None = None,
+    load_text: TextLoader | None = None,
+    started_at: float | None = None,
+    report: Print | None = None,
+) -> int:
+    """Serves until told to stop; returns the exit status (0 after a drain, 1 where it could not start).
+
+    `engine`: a process that `supervisor.spawn(settings.engine())` has started already. `started_at`: monotonic time at
+    which the person pressed return. `report` prints the start-up lines. Raises InvalidInput where the settings
+    contradict themselves; the engine, if one was handed in, is then ended.
+    """
+    started = time.monotonic() if started_at is None else started_at
+    try:
+        settings.check()
+        listener = listen(settings)
+    except BaseException:
+        if engine is not None:
+            engine.kill()
+        raise
+    engine = engine or spawn(settings.engine())
+    gc.disable()  # until start-up is over: nothing that it makes is garbage worth looking for
+    laps = Laps(started)
+    laps.lap("spawn")
+    try:
+        import asyncio
+
+        import uvloop
+
+        laps.lap("imports")
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            server = Server(settings, listener, engine, load_text or text_of, laps, report or to_stderr)
+            return runner.run(server.main())
+    finally:
+        engine.kill()
+        listener.close()
+        gc.enable()
+
+
+def build_app(client: EngineClient, text: Text | None, settings: Settings) -> Front:
+    """The ASGI application over an engine client; `text` may be given to its `service` later."""
+    from tailrace.api.front import Front
+    from tailrace.api.service import Service
+
+    return Front(Service(settings, client, text))
+
+
+def to_stderr(line: str) -> None:
+    """Prints one line at once."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def listen(settings: Settings) -> socket.socket:
+    """The listening socket, bound at once so that clients may queue. Raises TailraceError where that fails."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise TailraceError(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}. "
+            "Is another server running there? Give another --port, or 0 for any"
+        ) from None
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+def text_of(settings: Settings) -> Text:
+    """Tokenizer and template of the model, ready for their first request. Raises ModelError."""
+    from pathlib import Path
+
+    from tailrace.engine.assets import keep, open_model
+    from tailrace.text.tokenizer import load_text
+
+    cache = Path(settings.cache_dir) if settings.cache_dir is not None else None
+    opened = open_model(Path(settings.model), cache, tokenizer=True)
+    vocab = opened.checkpoint.config.get("vocab_size")  # the engine checks it; its module of models need not load here
+    rows = vocab if isinstance(vocab, int) else len(opened.table)
+    text = load_text(opened.checkpoint.text, vocab=rows, token_bytes=opened.table)
+    text.warm()
+    keep(opened)
+    return text
+
+
+@dataclass
+class Laps:
+    """Start-up phases of this process, in seconds."""
+
+    last: float
+    laps: dict[str, float] = field(default_factory=dict)
+
+    def lap(self, name: str) -> None:
+        """Everything since the last lap was `name`."""
+        now = time.monotonic()
+        self.laps[name] = now - self.last
+        self.last = now
+
+
+class Server:
+    """One replica's API process on its loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        listener: socket.socket,
+        engine: EngineProcess,
+        load_text: TextLoader,
+        laps: Laps,
+        report: Print,
+    ) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._engine = engine
+        self._load_text = load_text
+        self._laps = laps
+        self._report: Print = (lambda _line: None) if settings.quiet else report
+        self._started = laps.last - sum(laps.laps.values())
+        self._signals = 0
+
+    async def main(self) -> int:
+        """From the sockets to the exit status."""
+        import asyncio
+
+        from tailrace.engine.client import EngineClient
+        from tailrace.engine.supervisor import Bounds
+
+        settings, times = self._settings, self._settings.timeouts
+        bounds = Bounds(heartbeat=times.heartbeat, hang=times.hang, start=times.start)
+        self._client = client = EngineClient(settings.engine(), bounds=bounds)
+        client.adopt(self._engine)
+        await client.start()
+        self._stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        loading = asyncio.create_task(asyncio.to_thread(self._load_text, settings), name="text")
+        await asyncio.sleep(0)  # let its thread begin
+        front = build_app(client, None, settings)
+        serving = await self._serve(front)
+        self._laps.lap("http")
+        housekeeping = asyncio.create_task(self._housekeeping(front.service, serving))
+        try:
+            started = await self._start(front.service, loading)
+            if started:
+                await self._stop.wait()
+                await self._drain(front.service)
+            return 0 if started or self._signals else 1
+        finally:
+            housekeeping.cancel()
+            serving.stop()
+            await client.close()
+            await asyncio.sleep(0)
+
+    async def _serve(self, front: Front) -> Serving:
+        import asyncio
+
+        from uvicorn.config import Config
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+        from uvicorn.server import ServerState
+
+        config = Config(
+            front,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=self._settings.timeouts.keep_alive,
+            server_header=False,
+            proxy_headers=False,
+        )
+        config.load()
+        state = ServerState()
+        quieten_uvicorn()
+
+        def connection() -> asyncio.Protocol:
+            return HttpToolsProtocol(config=config, server_state=state, app_state={})
+
+        server = await asyncio.get_running_loop().create_server(connection, sock=self._listener, backlog=BACKLOG)
+        serving = Serving(server, state)
+        serving.tick()
+        return serving
+
+    async def _start(self, service: Service, loading: asyncio.Task[Text]) -> bool:
+        """Waits for the text and the engine; prints the report. False where the server cannot start."""
+        import asyncio
+
+        client = service.client
+        ready = asyncio.create_task(client.wait_ready(), name="ready")
+        stopped = asyncio.create_task(self._stop.wait(), name="stop")
+        try:
+            pending: set[asyncio.Task[Any]] = {loading, ready}
+            while pending:
+                done, _ = await asyncio.wait({*pending, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                if stopped in done:
+                    return False
+                pending -= done
+                for task in done:
+                    task.result()
+                if loading in done:
+                    service.text = loading.result()
+                    service.table(service.text)
+                    self._laps.lap("text")
+        except TailraceError as error:
+            self._report(f"tailrace: cannot serve {self._settings.model}: {error}")
+            return False
+        finally:
+            for task in (loading, ready, stopped):
+                task.cancel()
+        settle_memory()
+        self._announce(service)
+        return True
+
+    def _announce(self, service: Service) -> None:
+        ready = service.client.ready
+        assert ready is not None
+        took = time.monotonic() - self._started
+        here = " ".join(f"{name} {seconds * 1000:.0f}" for name, seconds in self._laps.laps.items())
+        there = " ".join(f"{name} {seconds * 1000:.0f}" for name, seconds in ready.phases.items())
+        host = self._settings.host
+        shown = "127.0.0.1" if host in ("0.0.0.0", "::", *LOOPBACK) else host
+        url = f"http://{f'[{shown}]' if ':' in shown else shown}:{self._listener.getsockname()[1]}"
+        name = service.settings.model_name
+        key = ' -H "Authorization: Bearer $TAILRACE_API_KEY"' if self._settings.api_keys else ""
+        body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+        lines = (
+            f"Ready in {took:.2f} s. Milliseconds here: {here}; in the engine: {there}",
+            f"{name}: context {ready.max_context}, KV pool {ready.kv_tokens} tokens ({ready.kv_bytes / 2**20:.0f} MiB),"
+            f" weights {ready.weight_bytes / 2**20:.0f} MiB, {ready.kernels} kernels on {ready.threads} threads",
+            f"Serving on {url}  (OpenAI base URL: {url}/v1)",
+            "Try:",
+            f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
+        )
+        for line in lines:
+            self._report(line)
+
+    async def _housekeeping(self, service: Service, serving: Serving) -> None:
+        import asyncio
+
+        while True:
+            await asyncio.sleep(TICK)
+            serving.tick()
+            service.sweep(time.monotonic())
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        self._stop.set()
+        if self._signals > 1:
+            self._report("tailrace: stopping at once")
+            self._client.kill()
+            os._exit(130)
+
+    async def _drain(self, service: Service) -> None:
+        """Refuses what is new, waits for what runs, for so long."""
+        import asyncio
+
+        service.draining = True
+        held = service.client.held
+        limit = self._settings.timeouts.drain
+        if held:
+            self._report(f"tailrace: finishing {held} requests (at most {limit:g} s; a second signal stops at once)")
+        try:
+            async with asyncio.timeout(limit):
+                await service.client.drain()
+                while service.exchanges:
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            self._report(f"tailrace: {service.client.held} requests were cut off after {limit:g} s")
+
+
+class Serving:
+    """The listening server and what uvicorn's protocol shares between connections."""
+
+    def __init__(self, server: Any, state: Any) -> None:
+        self._server = server
+        self._state = state
+
+    def tick(self) -> None:
+        """Renews the Date header."""
+        from email.utils import formatdate
+
+        self._state.default_headers = [(b"date", formatdate(time.time(), usegmt=True).encode())]
+
+    def stop(self) -> None:
+        """Closes the listener, and connections: idle ones now, busy ones after their answer."""
+        self._server.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+
+
+def quieten_uvicorn() -> None:
+    """Errors of the application are answered and printed by `front`; uvicorn would print them again."""
+    import logging
+
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+
+
+def settle_memory() -> None:
+    """What start-up made stays: later collections need not look at it, and come less often."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    gc.enable()
+
+
+__all__ = ["ModelError", "Settings", "build_app", "run"]

@@ -1,0 +1,268 @@
+"""What all endpoints share, and the life of a generation from checked prompt to last byte."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tailrace.api.errors import HttpError, unavailable
+from tailrace.api.exchange import EVENT_STREAM, BodyBudget, Exchange
+from tailrace.api.generation import Choice, Generation
+from tailrace.api.metrics import Metrics
+from tailrace.api.params import Asked, choice_seed, fit
+from tailrace.api.settings import Settings
+from tailrace.api.shapes import DONE, Facts, Shape, usage_of
+from tailrace.engine.client import EngineClient
+from tailrace.engine.protocol import Ready, SamplingParams, Submit
+from tailrace.ledger.book import Book
+from tailrace.ledger.log import Write, request_line, to_stderr
+from tailrace.ledger.timeline import Timeline, as_json
+from tailrace.terms import Event, EventKind, Overloaded, TailraceError
+
+if TYPE_CHECKING:
+    from tailrace.text import Text, TokenBytes
+
+
+@dataclass
+class Service:
+    """One replica's parts. `text` arrives while the engine loads."""
+
+    settings: Settings
+    client: EngineClient
+    text: Text | None = None
+    write_log: Write = to_stderr
+    draining: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+    exchanges: set[Exchange] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics(self.settings.model_name, self.settings.max_context or 131_072)
+        self.book = Book(self._closed, self.metrics.observe)
+        self.bodies = BodyBudget(self.settings.limits.bodies_bytes)
+        self._facts: dict[str, Mapping[str, Any]] = {}
+        self._table: TokenBytes | None = None
+        self.client.listen(self._events)
+
+    # Events
+
+    def _events(self, events: Sequence[Event]) -> None:
+        self.book.add(events)
+        self.metrics.end_step()
+
+    def _closed(self, timeline: Timeline) -> None:
+        facts = self._facts.pop(timeline.request, {})
+        self.metrics.closed(timeline)
+        if self.settings.log_requests:
+            self.write_log(request_line(timeline, facts))
+
+    # State
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be served now."""
+        return self.text is not None and self.client.healthy and not self.draining
+
+    def need(self) -> tuple[Text, Ready]:
+        """What serving needs. Raises HttpError 503 while it is not there."""
+        if self.draining:
+            error = unavailable("the server is shutting down", 5.0)
+            error.close = True
+            raise error
+        if self.text is None or self.client.ready is None or self.client.state != "ready":
+            state = self.client.state
+            why = f": {self.client.error}" if self.client.error else ""
+            raise unavailable("the server is starting" if state == "starting" else f"no engine{why}", 1.0)
+        return self.text, self.client.ready
+
+    def table(self, text: Text) -> TokenBytes:
+        """The byte table of the vocabulary, built once."""
+        if self._table is None:
+            self._table = text.token_bytes()
+        return self._table
+
+    def need_model(self, model: str) -> None:
+        """Raises HttpError 404 unless it is served here."""
+        if model not in self.settings.names:
+            shown = model if len(model) <= 200 else model[:200] + "..."
+            raise HttpError(
+                404,
+                f"the model {shown!r} is not served here (GET /v1/models lists what is)",
+                param="model",
+                code="model_not_found",
+            )
+
+    # Generations
+
+    def plan(self, asked: Asked, prompts: Sequence[list[int]], context: int, prefix: str, *, start: bool) -> Plan:
+        """Engine requests for every choice of every prompt. Raises InvalidInput where the context cannot hold them.
+        `start`: the text begins a message, rather than going on from its prompt's."""
+        from tailrace.engine.watch import StopWatch
+        from tailrace.text import Detokenizer
+
+        assert self.text is not None
+        table = self.table(self.text)
+        name = f"{prefix}-{secrets.token_hex(12)}"
+        generation = Generation(asked.stream)
+        hide = asked.echo and asked.max_tokens == 0
+        for prompt in prompts:
+            wanted = asked.max_tokens
+            params = fit(asked.params, len(prompt), 1 if hide else wanted, context)
+            if hide:
+                params = msgspec.structs.replace(params, max_tokens=1, min_tokens=0, logprobs=-1)
+            for copy in range(asked.n):
+                index = len(generation.choices)
+                own = params if copy == 0 else _further(params, copy)
+                watch = StopWatch(table, own) if own.stop else None
+                request = name if len(prompts) * asked.n == 1 else f"{name}.{index}"
+                decoder = Detokenizer(table, start=start)
+                generation.add(Choice(generation, index, request, prompt, own, decoder, watch, hide))
+        return Plan(generation, asked, name, int(time.time()))
+
+    def submit(self, plan: Plan, exchange: Exchange, endpoint: str) -> None:
+        """Hands everything to the engine, or nothing. Raises Overloaded or EngineDied."""
+        choices = plan.generation.choices
+        limits = self.settings.limits
+        if self.client.held + len(choices) > limits.in_flight:
+            raise Overloaded(f"{self.client.held} requests are in flight; at most {limits.in_flight} are possible")
+        timeout = self.settings.timeouts.request
+        now = time.monotonic()
+        asked = plan.asked
+        facts: dict[str, Any] = {"endpoint": endpoint, "model": self.settings.model_name, "http_request": exchange.id}
+        facts |= {"stream": asked.stream, "user": asked.user, "metadata": asked.metadata}
+        facts = {key: value for key, value in facts.items() if value is not None}
+        self.metrics.submitted(asked.n, choices[0].params.max_tokens)
+        sent: list[str] = []
+        try:
+            for choice in choices:
+                self.book.open(choice.request, exchange.received, keep_times=asked.token_times)
+                self._facts[choice.request] = {**facts, "max_tokens": choice.params.max_tokens}
+                self.book.add([Event(choice.request, EventKind.SUBMITTED, time.monotonic())])
+                message = Submit(
+                    choice.request,
+                    choice.prompt,
+                    choice.params,
+                    tenant=exchange.tenant,
+                    priority=asked.priority,
+                    deadline=now + timeout if timeout else 0.0,
+                )
+                self.client.submit(message, choice)
+                sent.append(choice.request)
+        except TailraceError:
+            self.client.abort(sent)
+            unsent = [choice.request for choice in choices if choice.request not in sent]
+            self.book.discard(unsent)
+            for request in unsent:
+                self._facts.pop(request, None)
+            self.delivered(sent)
+            raise
+
+    def delivered(self, requests: Sequence[str]) -> None:
+        """The last byte is out, or nobody is there to take it."""
+        now = time.monotonic()
+        self.book.add([Event(request, EventKind.DELIVERED, now) for request in requests])
+
+    @contextmanager
+    def attended(self, exchange: Exchange, generation: Generation) -> Iterator[None]:
+        """While inside, a client that hangs up ends the generation; on leaving, whatever still runs is aborted."""
+
+        async def watch() -> None:
+            await exchange.gone()
+            generation.leave()
+
+        watcher = asyncio.get_running_loop().create_task(watch())
+        self.exchanges.add(exchange)
+        requests = [choice.request for choice in generation.choices]
+        try:
+            yield
+        finally:
+            self.exchanges.discard(exchange)
+            watcher.cancel()
+            self.client.abort(choice.request for choice in generation.choices if choice.finish is None)
+            self.delivered(requests)
+
+    async def respond(self, plan: Plan, exchange: Exchange, shape: Shape) -> None:
+        """Streams or answers a submitted plan. Raises HttpError only while nothing has been sent."""
+        with self.attended(exchange, plan.generation):
+            await plan.generation.started()
+            if plan.asked.stream:
+                await self._stream(plan, exchange, shape)
+            else:
+                deltas = await plan.generation.whole()
+                if not plan.generation.gone:
+                    choices = plan.generation.choices
+                    fields = {"usage": usage_of(choices, plan.asked.n), **self._timeline(plan)}
+                    await exchange.answer(200, shape.whole(choices, deltas, fields))
+                else:
+                    exchange.status = 499
+
+    async def _stream(self, plan: Plan, exchange: Exchange, shape: Shape) -> None:
+        generation = plan.generation
+        await exchange.begin(200, list(EVENT_STREAM))
+        opening = b"".join(map(shape.opening, generation.choices))
+        if opening:
+            await exchange.write(opening)
+        while not generation.done or generation.pending:
+            data = b"".join([shape.chunk(choice, delta) for choice, delta in await generation.deltas()])
+            if data and not generation.gone:
+                await exchange.write(data)
+        if generation.gone:
+            exchange.status = 499
+        elif generation.error is not None:
+            await exchange.write(b"data: " + generation.error.body() + b"\n\n", more=False)
+        else:
+            await exchange.write(self._end(plan, shape), more=False)
+
+    def _end(self, plan: Plan, shape: Shape) -> bytes:
+        fields = self._timeline(plan)
+        if plan.asked.include_usage:
+            fields = {"usage": usage_of(plan.generation.choices, plan.asked.n), **fields}
+        return (shape.closing(fields) if fields else b"") + DONE
+
+    def _timeline(self, plan: Plan) -> dict[str, Any]:
+        """The "tailrace" field, where asked for: up to now, since the bytes that carry it are not out yet."""
+        if not plan.asked.timeline:
+            return {}
+        now = time.monotonic()
+        folds = [self.book.fold(choice.request) for choice in plan.generation.choices]
+        lines = [as_json(fold.timeline(now)) for fold in folds if fold is not None]
+        return {"tailrace": {"timeline": lines[0]} if len(lines) == 1 else {"timelines": lines}}
+
+    def sweep(self, now: float) -> None:
+        """Drops clients that have left a write waiting for too long."""
+        limit = self.settings.timeouts.send
+        for exchange in list(self.exchanges):
+            if exchange.blocked_since and now - exchange.blocked_since > limit:
+                exchange.hang_up()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A generation that is ready to be submitted."""
+
+    generation: Generation
+    asked: Asked
+    name: str
+    created: int
+
+    def facts(self, model: str) -> Facts:
+        """For its shape."""
+        return Facts(
+            id=self.name,
+            created=self.created,
+            model=model,
+            logprobs=self.asked.logprobs,
+            top=self.asked.params.logprobs,
+            usage_field=self.asked.include_usage,
+            continuous_usage=self.asked.continuous_usage,
+        )
+
+
+def _further(params: SamplingParams, copy: int) -> SamplingParams:
+    return msgspec.structs.replace(params, seed=choice_seed(params.seed, copy))

@@ -1,0 +1,163 @@
+"""Everything that one replica can be told, with the defaults that a person gets who tells it nothing.
+
+Standard library only: the command line imports this before anything heavy, so that the engine process starts first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tailrace.engine.spec import EngineSpec
+from tailrace.terms import InvalidInput
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+"""Addresses that only this machine reaches: no key is asked for there unless one is configured."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request may ask for, and what all of them together may hold. Anything past a limit is refused with the
+    number it broke."""
+
+    body_bytes: int = 16 << 20
+    """Largest request body; more is 413."""
+    choices: int = 128
+    """Most completions of one request: n times prompts."""
+    prompts: int = 128
+    """Most prompts of one completions request."""
+    messages: int = 4096
+    """Most messages of one chat request."""
+    stop_strings: int = 16
+    """Most stop strings, and most stop token ids."""
+    stop_chars: int = 1024
+    """Longest stop string, in characters."""
+    logprobs: int = 20
+    """Most likeliest tokens at a position."""
+    logit_bias: int = 1024
+    """Most entries of `logit_bias`."""
+    in_flight: int = 2048
+    """Most engine requests (choices) held at once, whatever their state; more get 429."""
+    bodies_bytes: int = 128 << 20
+    """Most bytes of all request bodies that are being read or looked at; more get 503."""
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Bounds in seconds."""
+
+    request: float = 0.0
+    """Longest that a request may take in the engine, queueing included; 0 is no bound. Past it: finish "timeout"."""
+    body: float = 30.0
+    """Longest that a client may take to send its body."""
+    send: float = 30.0
+    """Longest that a client may leave a write waiting before it is dropped."""
+    keep_alive: int = 30
+    """Idle time after which a kept-alive connection is closed."""
+    drain: float = 60.0
+    """Longest that running requests may take after SIGTERM before they are cut off."""
+    heartbeat: float = 3.0
+    """A heartbeat older than this means a dead engine process."""
+    hang: float = 30.0
+    """No progress for this long while requests are held means a hung engine."""
+    start: float = 300.0
+    """Longest that the engine may take from its spawn until it is ready."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One replica. `model` is a path (the command line has resolved aliases); everything else has a default."""
+
+    model: str
+    """Path of a .gguf file, or of a directory with config.json and safetensors."""
+    served_names: tuple[str, ...] = ()
+    """Names that clients may ask for; the first is the one answers carry. Empty: the file's or directory's name."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 takes a free port (the printed URL says which)."""
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    """Accepted bearer keys. Needed when `host` is not loopback. Each key is its own prefix-cache tenant."""
+
+    kv_tokens: int | None = None
+    """Tokens of the KV pool; None chooses from the memory that is free (see `engine.process`)."""
+    max_context: int | None = None
+    """Longest prompt plus output; None is the model's own, at most what the pool holds."""
+    step_tokens: int = 512
+    """Token budget of one engine step: prefill chunks are cut to it."""
+    max_running: int = 32
+    """Most requests in one step."""
+    max_waiting: int = 1024
+    """Most requests in the engine's queue; more are refused with 429."""
+    threads: int | None = None
+    """Compute threads; None is every core."""
+    kernels: str | None = None
+    """Instruction path ("portable", "avx2", "avx512"...); None is the best that this machine has."""
+    kv_dtype: str = "bf16"
+    backend: str = "cpu"
+    """"cpu" (native) or "reference" (numpy, slow, the oracle)."""
+    prefix_cache: bool = True
+    cache_dir: str | None = None
+    """Root of the model cache, where repacked weights are kept; None is the default one."""
+    loader: str = ""
+    """Dotted "module:function" that builds the engine core instead of the built-in one: tests and experiments."""
+
+    limits: Limits = field(default_factory=Limits)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    log_requests: bool = True
+    """One JSON line a request on standard error: its timeline and sizes, never its text."""
+    quiet: bool = False
+    """Print no start-up report."""
+    template_args: bool = True
+    """Accept `chat_template_kwargs` (values for the model's own template, such as enable_thinking) from clients."""
+
+    @property
+    def model_name(self) -> str:
+        """The name that answers, metrics and logs carry."""
+        if self.served_names:
+            return self.served_names[0]
+        name = self.model.rstrip("/").rsplit("/", 1)[-1]
+        return name.removesuffix(".gguf") or "model"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that a client may ask for."""
+        return self.served_names or (self.model_name,)
+
+    def check(self) -> None:
+        """Raises InvalidInput, naming the setting and the remedy, where the settings contradict themselves."""
+        if self.host not in LOOPBACK and not self.api_keys:
+            raise InvalidInput(
+                f"host {self.host} can be reached from other machines, so an API key is needed: give --api-key "
+                "(or TAILRACE_API_KEY), or stay on 127.0.0.1",
+                param="api_keys",
+            )
+        if any(not key or not key.isascii() or key != key.strip() for key in self.api_keys):
+            raise InvalidInput("an API key must be non-empty ASCII without surrounding blanks", param="api_keys")
+        if not 0 <= self.port <= 65535:
+            raise InvalidInput(f"port {self.port} is outside 0..65535", param="port")
+        for name in ("step_tokens", "max_running", "max_waiting"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(f"{name} must be at least 1, not {getattr(self, name)}", param=name)
+        for name in ("kv_tokens", "max_context", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidInput(f"{name} must be at least 1, not {value}", param=name)
+        if self.backend not in ("cpu", "reference"):
+            raise InvalidInput(f'backend must be "cpu" or "reference", not "{self.backend}"', param="backend")
+
+    def engine(self) -> EngineSpec:
+        """What the engine process needs to know of all this."""
+        return EngineSpec(
+            model=self.model,
+            backend=self.backend,
+            kv_tokens=self.kv_tokens,
+            max_context=self.max_context,
+            step_tokens=self.step_tokens,
+            max_running=self.max_running,
+            max_waiting=self.max_waiting,
+            threads=self.threads,
+            kernels=self.kernels,
+            kv_dtype=self.kv_dtype,
+            prefix_cache=self.prefix_cache,
+            cache_dir=self.cache_dir,
+            loader=self.loader,
+        )

@@ -1,0 +1,253 @@
+"""OpenAI's JSON of answers and chunks. What does not change over a stream is encoded once per choice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from tailrace.api.generation import Choice, Delta
+from tailrace.api.logprobs import chat_content, join_text, text_logprobs
+from tailrace.engine.protocol import TokenLogprob
+
+if TYPE_CHECKING:
+    from tailrace.text import TokenBytes
+
+encode = msgspec.json.Encoder().encode
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What every piece of an answer says."""
+
+    id: str
+    created: int
+    model: str
+    logprobs: bool
+    top: int  # likeliest tokens asked for
+    usage_field: bool  # chunks say "usage": null until the last
+    continuous_usage: bool
+
+
+def usage(prompt: int, output: int, cached: int) -> dict[str, Any]:
+    """The usage object."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def usage_of(choices: Sequence[Choice], n: int) -> dict[str, Any]:
+    """The usage of a whole answer; the n choices of one prompt count it once."""
+    firsts = choices[::n]
+    return usage(
+        sum(len(choice.prompt) for choice in firsts),
+        sum(choice.output_tokens for choice in choices),
+        sum(min(choice.cached, len(choice.prompt)) for choice in firsts),
+    )
+
+
+def by_choice(
+    choices: Sequence[Choice], deltas: Sequence[tuple[Choice, Delta]]
+) -> Iterator[tuple[Choice, list[Delta]]]:
+    """Each choice with its own deltas, in order."""
+    grouped: dict[int, list[Delta]] = {choice.index: [] for choice in choices}
+    for choice, delta in deltas:
+        grouped[choice.index].append(delta)
+    return ((choice, grouped[choice.index]) for choice in choices)
+
+
+class Shape(Protocol):
+    """One endpoint's JSON."""
+
+    def opening(self, choice: Choice) -> bytes:
+        """What a stream begins with, if anything."""
+
+    def chunk(self, choice: Choice, delta: Delta) -> bytes:
+        """A delta as server-sent events; empty where it shows nothing."""
+
+    def closing(self, fields: Mapping[str, Any]) -> bytes:
+        """A chunk without choices: usage, timeline."""
+
+    def whole(
+        self, choices: Sequence[Choice], deltas: Sequence[tuple[Choice, Delta]], fields: Mapping[str, Any]
+    ) -> bytes:
+        """The answer of a request that does not stream."""
+
+
+@dataclass
+class ChatShape:
+    """`chat.completion` and `chat.completion.chunk`."""
+
+    facts: Facts
+    table: TokenBytes
+    _before: dict[int, bytes] = field(default_factory=dict)
+    _after: bytes = b""
+
+    def __post_init__(self) -> None:
+        tail = b',"usage":null' if self.facts.usage_field else b""
+        self._after = b'},"logprobs":null,"finish_reason":null}]' + tail + b"}\n\n"
+
+    def _head(self) -> bytes:
+        facts = self.facts
+        head = {"id": facts.id, "object": "chat.completion.chunk", "created": facts.created, "model": facts.model}
+        return b"data: " + encode(head)[:-1] + b',"choices":['
+
+    def opening(self, choice: Choice) -> bytes:
+        """The chunk that names the role."""
+        self._before[choice.index] = self._head() + b'{"index":%d,"delta":{"content":' % choice.index
+        head = self._head() + b'{"index":%d,"delta":{"role":"assistant","content":""' % choice.index
+        return head + self._after
+
+    def chunk(self, choice: Choice, delta: Delta) -> bytes:
+        """Text, then the finish reason in a chunk of its own."""
+        data = b""
+        if delta.text or (self.facts.logprobs and delta.tokens):
+            data = self._text(choice, delta)
+        if delta.finish is not None:
+            head = self._head() + b'{"index":%d,"delta":{' % choice.index
+            end = self._after.replace(b'"finish_reason":null', b'"finish_reason":"%s"' % delta.finish.encode(), 1)
+            data += head + self._with_usage(choice, end)
+        return data
+
+    def _text(self, choice: Choice, delta: Delta) -> bytes:
+        after = self._after
+        if self.facts.logprobs:
+            content = {"content": chat_content(self.table, delta.tokens, delta.logprobs), "refusal": None}
+            after = after.replace(b'"logprobs":null', b'"logprobs":' + encode(content), 1)
+        return self._before[choice.index] + encode(delta.text) + self._with_usage(choice, after)
+
+    def _with_usage(self, choice: Choice, after: bytes) -> bytes:
+        if not self.facts.continuous_usage:
+            return after
+        now = usage(len(choice.prompt), choice.output_tokens, choice.cached)
+        return after[: after.rindex(b'"usage":null')] + b'"usage":' + encode(now) + b"}\n\n"
+
+    def closing(self, fields: Mapping[str, Any]) -> bytes:
+        """A chunk without choices."""
+        return self._head() + b"]," + encode(fields)[1:] + b"\n\n"
+
+    def whole(
+        self, choices: Sequence[Choice], deltas: Sequence[tuple[Choice, Delta]], fields: Mapping[str, Any]
+    ) -> bytes:
+        """One `chat.completion`."""
+        rows = []
+        for choice, mine in by_choice(choices, deltas):
+            message = {"role": "assistant", "content": "".join(delta.text for delta in mine), "refusal": None}
+            content = [one for d in mine for one in chat_content(self.table, d.tokens, d.logprobs)]
+            logprobs = {"content": content, "refusal": None} if self.facts.logprobs else None
+            row = {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish}
+            rows.append(row)
+        facts = self.facts
+        head = {"id": facts.id, "object": "chat.completion", "created": facts.created, "model": facts.model}
+        return encode({**head, "choices": rows, **fields})
+
+
+@dataclass
+class TextShape:
+    """`text_completion`, streamed or whole. With `echo` each choice begins with its prompt's text."""
+
+    facts: Facts
+    table: TokenBytes
+    echo: Mapping[int, str] = field(default_factory=dict)  # prompt text by choice, where it is to be echoed
+    echo_logprobs: bool = False
+    _before: dict[int, bytes] = field(default_factory=dict)
+    _after: bytes = b""
+    _echoed: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        tail = b',"usage":null' if self.facts.usage_field else b""
+        self._after = b',"logprobs":null,"finish_reason":null}]' + tail + b"}\n\n"
+
+    def _head(self) -> dict[str, Any]:
+        facts = self.facts
+        return {"id": facts.id, "object": "text_completion", "created": facts.created, "model": facts.model}
+
+    def opening(self, choice: Choice) -> bytes:
+        """The echoed prompt, unless its log-probabilities are awaited."""
+        head = b"data: " + encode(self._head())[:-1] + b',"choices":['
+        self._before[choice.index] = head + b'{"index":%d,"text":' % choice.index
+        if choice.index not in self.echo or self.echo_logprobs:
+            return b""
+        return self._before[choice.index] + encode(self._echo(choice)) + self._after
+
+    def _echo(self, choice: Choice) -> str:
+        """The prompt's text, once."""
+        if choice.index in self._echoed or choice.index not in self.echo:
+            return ""
+        self._echoed.add(choice.index)
+        return self.echo[choice.index]
+
+    def chunk(self, choice: Choice, delta: Delta) -> bytes:
+        """Text and finish reason in one chunk."""
+        before = self._prompt_pending(choice)
+        text = self._echo(choice) + delta.text
+        with_logprobs = self.facts.logprobs and (delta.tokens or before)
+        if not text and not with_logprobs and delta.finish is None:
+            return b""
+        after = self._after
+        if with_logprobs:
+            after = after.replace(b'"logprobs":null', b'"logprobs":' + encode(self._logprobs(choice, delta, before)), 1)
+        if delta.finish is not None:
+            after = after.replace(b'"finish_reason":null', b'"finish_reason":"%s"' % delta.finish.encode(), 1)
+        if self.facts.continuous_usage:
+            now = usage(len(choice.prompt), choice.output_tokens, choice.cached)
+            after = after[: after.rindex(b'"usage":null')] + b'"usage":' + encode(now) + b"}\n\n"
+        return self._before[choice.index] + encode(text) + after
+
+    def _prompt_pending(self, choice: Choice) -> bool:
+        """Whether the prompt's own log-probabilities are still to come."""
+        return self.echo_logprobs and choice.index in self.echo and choice.index not in self._echoed
+
+    def _logprobs(self, choice: Choice, delta: Delta, prompt: bool) -> dict[str, Any]:
+        parts = []
+        if prompt:
+            offsets = offsets_of(self.table, choice.prompt, 0)
+            rows = list(delta.prompt_logprobs) or [None] * len(choice.prompt)
+            parts.append(text_logprobs(self.table, choice.prompt, rows, offsets, self.facts.top))
+            choice.shown = len(self.echo[choice.index])
+        elif choice.index in self.echo and not choice.shown:
+            choice.shown = len(self.echo[choice.index])
+        if delta.tokens:
+            rows_out: list[TokenLogprob | None] = list(delta.logprobs)
+            offsets = offsets_of(self.table, delta.tokens, choice.shown)
+            parts.append(text_logprobs(self.table, delta.tokens, rows_out, offsets, self.facts.top))
+        choice.shown += len(delta.text)
+        return join_text(parts)
+
+    def closing(self, fields: Mapping[str, Any]) -> bytes:
+        """A chunk without choices."""
+        return b"data: " + encode({**self._head(), "choices": [], **fields}) + b"\n\n"
+
+    def whole(
+        self, choices: Sequence[Choice], deltas: Sequence[tuple[Choice, Delta]], fields: Mapping[str, Any]
+    ) -> bytes:
+        """One `text_completion`."""
+        rows = []
+        for choice, mine in by_choice(choices, deltas):
+            text, parts = "", []
+            for delta in mine:
+                before = self._prompt_pending(choice)
+                text += self._echo(choice) + delta.text
+                if self.facts.logprobs and (delta.tokens or before):
+                    parts.append(self._logprobs(choice, delta, before))
+            logprobs = join_text(parts) if self.facts.logprobs else None
+            rows.append({"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish})
+        return encode({**self._head(), "choices": rows, **fields})
+
+
+def offsets_of(table: TokenBytes, tokens: Sequence[int], start: int) -> list[int]:
+    """Where in the text each token begins, in characters; one that ends a character begins where that does."""
+    from tailrace.text import Detokenizer
+
+    decoder = Detokenizer(table, start=start == 0)
+    offsets = []
+    for token in tokens:
+        offsets.append(start)
+        start += len(decoder.push(token))
+    return offsets

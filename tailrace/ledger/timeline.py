@@ -1,0 +1,221 @@
+"""The timeline of one request, folded from its events: where every second went.
+
+The fold keeps a cursor: the moment up to which time has been given to a phase. Each event gives the time since the
+cursor to the phase that the request was in, so nothing is counted twice, and what no phase claims is `other`, measured.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tailrace.terms import Event, EventKind, Phase
+
+LAUNCH = 0.005
+"""Seconds between two steps that planning and launching the next one may take; a longer gap is nobody's."""
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    """Seconds and counts of one request. `phases` sums to `e2e` (up to rounding); `other` is part of it."""
+
+    request: str
+    received: float  # monotonic seconds
+    e2e: float
+    phases: dict[Phase, float]
+    finish: str  # the finish reason; "" while it runs
+    prompt_tokens: int  # looked up: computed plus cached, once
+    computed_tokens: int  # prompt tokens computed, again after a preemption
+    cached_tokens: int  # prompt tokens taken from the prefix cache when first admitted
+    output_tokens: int
+    prefill_steps: int
+    decode_steps: int
+    stalled_steps: int
+    preemptions: int
+    ttft: float | None  # received until the first token
+    tpot: float | None  # mean seconds of each token after the first; None where there is none
+    queue: float | None  # taken into the queue until first admitted
+    prefill: float | None  # first admitted until the first token
+    decode: float | None  # first token until the last
+    token_times: list[float] = []  # seconds since received, one a token, where asked for
+
+    @property
+    def covered(self) -> float:
+        """Share of the end-to-end time that has a name."""
+        return 1.0 - self.phases[Phase.OTHER] / self.e2e if self.e2e > 0 else 1.0
+
+
+class Fold:
+    """Takes a request's events in order of arrival; `timeline` may be asked for at any time."""
+
+    __slots__ = (
+        "admitted",
+        "cached",
+        "closed",
+        "computed",
+        "cursor",
+        "decode_steps",
+        "finish",
+        "fresh",
+        "keep_times",
+        "last_token",
+        "outputs",
+        "preemptions",
+        "prefill_steps",
+        "queued",
+        "received",
+        "request",
+        "spent",
+        "stalled_steps",
+        "state",
+        "times",
+        "token_first",
+    )
+
+    def __init__(self, request: str, *, keep_times: bool = False) -> None:
+        self.request = request
+        self.keep_times = keep_times
+        self.spent = dict.fromkeys(Phase, 0.0)
+        self.state = Phase.PREPARE
+        self.received = self.cursor = self.last_token = 0.0
+        self.queued: float | None = None
+        self.admitted: float | None = None
+        self.token_first: float | None = None
+        self.fresh = False  # admitted, but no step has begun for it yet
+        self.computed = self.cached = self.outputs = 0
+        self.prefill_steps = self.decode_steps = self.stalled_steps = self.preemptions = 0
+        self.finish = ""
+        self.closed = False
+        self.times: list[float] = []
+
+    def add(self, event: Event) -> None:
+        """Takes one event in."""
+        kind = event.kind
+        if kind is EventKind.TOKEN:
+            self._token(event)
+        elif kind is EventKind.CHUNK:
+            self._step(event, Phase.PREFILL)
+            self.prefill_steps += 1
+            self.computed += event.computed
+        elif kind is EventKind.STALLED:
+            self._step(event, Phase.STALL)
+            self.stalled_steps += 1
+        elif kind is EventKind.RECEIVED:
+            self.received = self.cursor = event.at
+        elif kind is EventKind.SUBMITTED:
+            self._spend(Phase.PREPARE, event.at)
+            self.state = Phase.QUEUE
+        elif kind is EventKind.QUEUED:
+            if self.queued is None:
+                self.queued = event.at
+            self._spend(Phase.QUEUE, event.at)
+            self.state = Phase.QUEUE
+        elif kind is EventKind.ADMITTED:
+            self._admit(event)
+        elif kind is EventKind.PREEMPTED:
+            self._spend(Phase.OTHER, event.at)
+            self.preemptions += 1
+            self.state = Phase.QUEUE
+        elif kind is EventKind.FINISHED or kind is EventKind.FAILED:
+            self._spend(self.state if self.state in (Phase.PREPARE, Phase.QUEUE) else Phase.OTHER, event.at)
+            self.finish = self.finish or (event.cause if kind is EventKind.FINISHED else "error")
+            self.state = Phase.STREAM
+        elif kind is EventKind.DELIVERED:
+            self._spend(Phase.STREAM if self.state is Phase.STREAM else Phase.OTHER, event.at)
+            self.closed = True
+
+    def _spend(self, phase: Phase, until: float) -> None:
+        if until > self.cursor:
+            self.spent[phase] += until - self.cursor
+            self.cursor = until
+
+    def _step(self, event: Event, phase: Phase) -> None:
+        """A step [begin, at]: what lies before it is still the queue right after admission (the step before it was
+        running), its launch where that is short, else nobody's."""
+        if event.begin > self.cursor and (self.fresh or event.begin - self.cursor > LAUNCH):
+            self._spend(Phase.QUEUE if self.fresh else Phase.OTHER, event.begin)
+        self.fresh = False
+        self._spend(phase, event.at)
+
+    def _admit(self, event: Event) -> None:
+        self._spend(Phase.QUEUE, event.at)
+        if self.admitted is None:
+            self.admitted = event.at
+            self.cached = event.cached
+        self.fresh = True
+        self.state = Phase.PREFILL
+
+    def _token(self, event: Event) -> None:
+        first = self.token_first is None
+        self._step(event, Phase.PREFILL if first else Phase.DECODE)
+        if first:
+            self.token_first = event.at
+            self.state = Phase.DECODE
+        else:
+            self.decode_steps += 1
+        self.last_token = event.at
+        self.outputs += event.computed
+        if self.keep_times:
+            self.times.extend([event.at - self.received] * event.computed)
+
+    def timeline(self, now: float | None = None) -> Timeline:
+        """The request so far; `now` (monotonic) extends it to this moment, for one that is still open."""
+        phases = dict(self.spent)
+        end = self.cursor
+        if now is not None and now > end:
+            phases[self.state if self.state in (Phase.PREPARE, Phase.QUEUE, Phase.STREAM) else Phase.OTHER] += now - end
+            end = now
+        first = self.token_first
+        decode = self.last_token - first if first is not None else None
+        return Timeline(
+            request=self.request,
+            received=self.received,
+            e2e=end - self.received,
+            phases=phases,
+            finish=self.finish,
+            prompt_tokens=self.computed + self.cached,
+            computed_tokens=self.computed,
+            cached_tokens=self.cached,
+            output_tokens=self.outputs,
+            prefill_steps=self.prefill_steps,
+            decode_steps=self.decode_steps,
+            stalled_steps=self.stalled_steps,
+            preemptions=self.preemptions,
+            ttft=first - self.received if first is not None else None,
+            tpot=decode / (self.outputs - 1) if decode is not None and self.outputs > 1 else None,
+            queue=self.admitted - self.queued if self.admitted is not None and self.queued is not None else None,
+            prefill=first - self.admitted if first is not None and self.admitted is not None else None,
+            decode=decode,
+            token_times=list(self.times),
+        )
+
+
+def as_json(timeline: Timeline) -> dict[str, object]:
+    """For answers and logs: milliseconds, rounded to a microsecond; phases that took no time are left out."""
+
+    def ms(seconds: float | None) -> float | None:
+        return None if seconds is None else round(seconds * 1000, 3)
+
+    body: dict[str, object] = {
+        "request": timeline.request,
+        "e2e_ms": ms(timeline.e2e),
+        "phases_ms": {
+            phase.value: ms(spent) for phase, spent in timeline.phases.items() if spent or phase is Phase.OTHER
+        },
+        "covered": round(timeline.covered, 6),
+        "ttft_ms": ms(timeline.ttft),
+        "tpot_ms": ms(timeline.tpot),
+        "finish": timeline.finish or None,
+        "tokens": {
+            "computed": timeline.computed_tokens,
+            "cached": timeline.cached_tokens,
+            "output": timeline.output_tokens,
+        },
+        "steps": {
+            "prefill": timeline.prefill_steps,
+            "decode": timeline.decode_steps,
+            "stalled": timeline.stalled_steps,
+        },
+        "preemptions": timeline.preemptions,
+    }
+    if timeline.token_times:
+        body["token_times_ms"] = [ms(at) for at in timeline.token_times]
+    return body

@@ -1,0 +1,153 @@
+"""Real servers over the stand-in model, each a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE = 20.0
+
+
+def until(holds: Callable[[], Any], what: str, deadline: float = DEADLINE) -> Any:
+    """Waits until it holds; fails with `what` when it does not in time."""
+    end = time.monotonic() + deadline
+    while True:
+        value = holds()
+        if value:
+            return value
+        assert time.monotonic() < end, f"waited {deadline} s for: {what}"
+        time.sleep(0.01)
+
+
+class Running:
+    """A server process, its URL, its lines of output and of log."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self.log: list[str] = []
+        self._readers = [
+            threading.Thread(target=self._read, args=(process.stdout, self.lines), daemon=True),
+            threading.Thread(target=self._read, args=(process.stderr, self.log), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+        self.url = ""
+
+    @staticmethod
+    def _read(stream: Any, lines: list[str]) -> None:
+        with stream:
+            lines.extend(iter(stream.readline, ""))
+
+    def wait_ready(self) -> Running:
+        def said() -> re.Match[str] | None:
+            assert self.process.poll() is None, "".join([*self.lines, *self.log])
+            return re.search(r"Serving on (http://[\d.:]+)", "".join(self.lines))
+
+        self.url = until(said, "the server to be ready")[1]
+        return self
+
+    @property
+    def engine(self) -> int:
+        """The engine's process id."""
+        found = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False)
+        pids = found.stdout.split()
+        return int(pids[0]) if pids else 0
+
+    def client(self, key: str = "none", **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=DEADLINE, **options)
+
+    def http(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=DEADLINE, **options)
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=DEADLINE, **options)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=DEADLINE, **options)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The value of one series; 0 where it is not there."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        for family in text_string_to_metric_families(self.get("/metrics").text):
+            for sample in family.samples:
+                if sample.name == name and labels.items() <= sample.labels.items():
+                    return float(sample.value)
+        return 0.0
+
+    def requests(self) -> list[dict[str, Any]]:
+        """The log lines of requests so far."""
+        return [json.loads(line) for line in self.log if line.startswith("{")]
+
+    def finish(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        status = self.process.wait(DEADLINE)
+        for reader in self._readers:
+            reader.join(DEADLINE)
+        return status
+
+
+def launch(**settings: Any) -> Running:
+    """Starts a server; does not wait for it."""
+    body = {"model": "stand", "port": 0, "loader": "tests.api.stand:load", **settings}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.api.serve", json.dumps(body)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return Running(process)
+
+
+@contextmanager
+def serving(**settings: Any) -> Iterator[Running]:
+    """A server that is ready."""
+    running = launch(**settings)
+    try:
+        yield running.wait_ready()
+    finally:
+        if running.process.poll() is None:
+            running.process.send_signal(signal.SIGINT)
+            running.process.send_signal(signal.SIGTERM)  # the second signal ends it at once, and tidily
+        running.wait()
+
+
+@pytest.fixture(scope="session")
+def quick() -> Iterator[Running]:
+    """A quick engine with a context of 2,048 tokens."""
+    with serving(served_names=["stand", "alias"]) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def slow() -> Iterator[Running]:
+    """Steps of 20 ms, two requests at a time, two in the queue, a pool that one long request fills."""
+    with serving(loader="tests.api.stand:load_slow", max_running=2, max_waiting=2, kv_tokens=4096) as running:
+        yield running
+
+
+@pytest.fixture
+def fresh() -> Callable[..., Any]:
+    """Servers of a test's own, to be harmed."""
+    return serving

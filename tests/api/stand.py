@@ -1,0 +1,170 @@
+"""A stand-in model for tests of the server: an engine core over the fake backend, and a text of bytes.
+
+What it says can be told: a prompt whose payload ends with the SAY token is repeated token by token, then comes EOS; any
+other prompt gets the fake backend's hash. Some tokens make the engine misbehave.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tailrace.backends import PAGE_SIZE, Batch, Result, Sampling
+from tailrace.engine.config import EngineConfig
+from tailrace.engine.core import EngineCore
+from tailrace.engine.process import Loaded
+from tailrace.engine.spec import EngineSpec
+from tailrace.terms import InvalidInput
+from tailrace.text import TokenBytes
+from tests.fakes import FakeBackend
+
+BOS, EOS, ROLE, SAY, HANG, CRASH, RAISE = range(7)
+SPECIALS = ("<bos>", "<eos>", "<role>", "<say>", "<hang>", "<crash>", "<raise>")
+FIRST_BYTE = 8
+VOCAB = 512
+PADDED = 500
+"""Ids from here on are rows of the model without a token."""
+
+
+class Parrot(FakeBackend):
+    """The fake backend, with a voice of its own where it is told what to say, and `pause` seconds a step."""
+
+    pause = 0.0
+
+    def run(self, batch: Batch) -> Result:
+        if self.pause:
+            time.sleep(self.pause)
+        tokens = set(batch.tokens.tolist())
+        if CRASH in tokens:
+            os._exit(3)
+        if HANG in tokens:
+            time.sleep(3600)
+        if RAISE in tokens:
+            raise RuntimeError("the backend was told to raise")
+        return super().run(batch)
+
+    def _draw(self, sampling: Sampling, row: int, sequence: bytes, position: int) -> int:
+        tokens = np.frombuffer(sequence, np.int32).tolist()
+        start, stop = int(sampling.bias_start[row]), int(sampling.bias_start[row + 1])
+        if SAY not in tokens or stop > start:
+            token = super()._draw(sampling, row, sequence, position)
+            return token if FIRST_BYTE <= token < PADDED else FIRST_BYTE + token % 256
+        said = tokens.index(SAY)
+        payload = tokens[max((at for at in range(said) if tokens[at] == ROLE), default=-1) + 1 : said]
+        at = len(tokens) - said - 1
+        return payload[at] if at < len(payload) else EOS
+
+
+class Slow(Parrot):
+    """20 ms a step."""
+
+    pause = 0.02
+
+
+def table() -> TokenBytes:
+    """Specials, the 256 bytes, and a few words."""
+    spelled = [name.encode() for name in SPECIALS] + [b""]
+    spelled += [bytes([value]) for value in range(256)]
+    spelled += [f" w{index}".encode() for index in range(PADDED - len(spelled))]
+    return TokenBytes.build(spelled, range(FIRST_BYTE))
+
+
+def build(spec: EngineSpec, kind: type[Parrot]) -> Loaded:
+    kv_tokens = spec.kv_tokens or 8192
+    backend = kind(kv_tokens // PAGE_SIZE, VOCAB)
+    config = EngineConfig(
+        kv_tokens=kv_tokens,
+        max_context=spec.max_context or 2048,
+        step_tokens=spec.step_tokens,
+        max_running=spec.max_running,
+        max_waiting=spec.max_waiting,
+        prefix_cache=spec.prefix_cache,
+    )
+    core = EngineCore(backend, config, eos_ids=(EOS,), vocab_size=PADDED, token_bytes=table(), identity=b"stand")
+    return Loaded(
+        core=core,
+        max_context=config.max_context,
+        kv_tokens=config.kv_tokens,
+        page_size=PAGE_SIZE,
+        kernels="python",
+        threads=1,
+        weight_bytes=0,
+        kv_bytes=0,
+        first_token=FIRST_BYTE,
+        phases={"build": 0.0},
+    )
+
+
+def load(spec: EngineSpec) -> Loaded:
+    """A quick engine."""
+    return build(spec, Parrot)
+
+
+def load_slow(spec: EngineSpec) -> Loaded:
+    """A slow one, so that tests can act while it works."""
+    return build(spec, Slow)
+
+
+def load_late(spec: EngineSpec) -> Loaded:
+    """One that takes its time to load."""
+    time.sleep(1.5)
+    return build(spec, Parrot)
+
+
+def load_nothing(spec: EngineSpec) -> Loaded:
+    """An engine that cannot start."""
+    raise InvalidInput("this model is not a model")
+
+
+class StandText:
+    """Bytes to ids and back; a chat is ROLE and content for each message, then SAY."""
+
+    vocab_size = PADDED
+    eos_ids = (EOS,)
+
+    def __init__(self) -> None:
+        self._table = table()
+
+    def encode(self, text: str, *, add_bos: bool = True, parse_special: bool = False) -> list[int]:
+        ids = [BOS] if add_bos else []
+        text = text.removeprefix("<bos>") if add_bos else text
+        while text:
+            special = next((name for name in SPECIALS if parse_special and text.startswith(name)), None)
+            if special is not None:
+                ids.append(SPECIALS.index(special))
+                text = text[len(special) :]
+            else:
+                ids += [FIRST_BYTE + value for value in text[0].encode()]
+                text = text[1:]
+        return ids
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        ids = [BOS]
+        for message in messages:
+            body = message["content"] + "".join(repr(call) for call in message.get("tool_calls", ()))
+            ids += [ROLE, *self.encode(body, add_bos=False)]
+        return [*ids, SAY] if add_generation_prompt else ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        kept = (i for i in ids if not (skip_special and self._table.is_special(i)))
+        return b"".join(self._table[i] for i in kept).decode("utf-8", "replace")
+
+    def min_tokens(self, text: str) -> int:
+        return len(text) // 5
+
+    def token_bytes(self) -> TokenBytes:
+        return self._table
+
+    def warm(self) -> None:
+        pass

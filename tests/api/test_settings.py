@@ -1,0 +1,56 @@
+"""What a replica may be told."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from tailrace.api.server import run
+from tailrace.api.settings import Settings
+from tailrace.terms import InvalidInput, TailraceError
+
+
+def test_other_hosts_than_loopback_need_a_key() -> None:
+    with pytest.raises(InvalidInput, match="API key"):
+        Settings("m", host="0.0.0.0").check()
+    with pytest.raises(InvalidInput, match="API key"):
+        run(Settings("m", host="0.0.0.0", port=0))
+    Settings("m", host="0.0.0.0", api_keys=("k",)).check()
+    Settings("m").check()
+    assert "secret" not in repr(Settings("m", api_keys=("secret",)))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"port": -1},
+        {"port": 70000},
+        {"step_tokens": 0},
+        {"max_running": 0},
+        {"kv_tokens": 0},
+        {"max_context": -5},
+        {"threads": 0},
+        {"backend": "gpu"},
+        {"api_keys": ("",)},
+        {"api_keys": ("a b ",)},
+    ],
+)
+def test_wrong_settings_are_named(wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        Settings("m", **wrong).check()  # type: ignore[arg-type]
+    assert refused.value.param in wrong
+
+
+def test_a_port_in_use_is_said_to_be(free_port: int) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", free_port))
+        taken.listen()
+        with pytest.raises(TailraceError, match="another --port"):
+            run(Settings("m", port=free_port))
+
+
+def test_the_model_is_called_by_its_file_unless_named() -> None:
+    assert Settings("/a/b/Small-1B.gguf").model_name == "Small-1B"
+    assert Settings("/a/b/folder/").model_name == "folder"
+    assert Settings("/a/b.gguf", served_names=("x", "y")).names == ("x", "y")
