@@ -1,0 +1,85 @@
+# `make serve` and `make test` are all that a newcomer needs; `make help` lists the rest.
+#
+# Needs Python 3.11 or newer with its headers and venv, a C++20 compiler, and make. Everything else comes into .venv
+# through pip. Stamps in .venv make the second run quick: a step runs again only when what it depends on has changed.
+
+VENV ?= .venv
+MODEL ?= smollm2-135m
+PORT ?= 8000
+ARGS ?=
+PYTEST_ARGS ?=
+# The first interpreter that is new enough; `make PYTHON=...` chooses another.
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
+	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$name && break; done)
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+NATIVE := $(wildcard tailrace/native/*.cpp tailrace/native/*.h tailrace/native/*.inl)
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test lint types layers unit bench soak clean
+
+help: ## this
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@echo "Variables: MODEL=$(MODEL) PORT=$(PORT) ARGS='more options' PYTEST_ARGS='tests/cli -x' PYTHON=$(PYTHON)"
+
+serve: $(VENV)/.installed ## install what is missing, pull the model, serve it on http://127.0.0.1:8000
+	@exec $(BIN)/tailrace serve $(MODEL) --port $(PORT) $(ARGS)
+
+test: lint types layers unit ## everything that CI checks
+
+lint: $(VENV)/.dev ## style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev ## strict types
+	$(BIN)/mypy
+
+layers: $(VENV)/.dev ## a room imports only the rooms below it
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.dev ## the tests (the model is pulled first)
+	@$(BIN)/tailrace pull $(MODEL) >/dev/null
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: $(VENV)/.dev ## measure this machine
+	$(BIN)/python bench/run.py $(ARGS)
+
+soak: $(VENV)/.dev ## hours of mixed load, watching for leaks
+	$(BIN)/python bench/soak.py $(ARGS)
+
+clean: ## remove .venv, builds and caches of tools (pulled models stay)
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -f tailrace/native/*.so
+	find tailrace tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer was found. Install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) has no venv. On Debian: apt install python3-venv" >&2; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || { echo "$(PYTHON) has no headers to build the kernels with. On Debian: apt install python3-dev" >&2; exit 1; }
+	@command -v c++ >/dev/null || { echo "There is no C++ compiler. On Debian: apt install g++" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The build's own tools live in .venv and stay there, so that a changed kernel is compiled alone.
+$(VENV)/.tools: pyproject.toml | $(BIN)/python
+	@echo "Installing build tools ..."
+	@$(PIP) install -qq cmake ninja $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])')
+	@touch $@
+
+$(VENV)/.native: CMakeLists.txt $(NATIVE) $(VENV)/.tools
+	@echo "Building the native kernels (some minutes the first time) ..."
+	@PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build/make -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(abspath $(BIN))/python" >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
+	@PATH="$(abspath $(BIN)):$$PATH" cmake --build build/make >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
+	@$(BIN)/cmake --install build/make --component native --prefix . >/dev/null
+	@touch $@
+
+# Editable and in place: the package is imported from here, the kernels lie where `.native` put them.
+$(VENV)/.installed: pyproject.toml $(VENV)/.native
+	@echo "Installing Tailrace ..."
+	@$(PIP) install -qq --no-build-isolation -C wheel.cmake=false -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	@echo "Installing what the tests need ..."
+	@$(PIP) install -qq --no-build-isolation -C wheel.cmake=false -e '.[dev]'
+	@touch $@

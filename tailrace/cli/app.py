@@ -1,0 +1,50 @@
+"""The full command line: all commands, with help, completion and explanations of mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from tailrace.cli import chat, generate, info, options, pull, serve
+
+app = typer.Typer(
+    name="tailrace",
+    help="Serve open-weight language models, and see where every millisecond goes.",
+    epilog="Start here: [bold]tailrace serve[/bold] in one terminal, [bold]tailrace chat[/bold] in another.",
+    rich_markup_mode="rich",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command; gives its exit status. Wrong use ends the process with 2 by itself."""
+    outcome = typer.main.get_command(app)(args=list(arguments), prog_name="tailrace", standalone_mode=True)
+    return outcome if isinstance(outcome, int) else 0
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from tailrace import __version__
+
+        typer.echo(f"tailrace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _tailrace(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("pull")(pull.command)
+app.command("info")(info.command)
+app.command("serve")(options.command(options.SERVE, serve.run, serve.DOC))
+app.command("chat")(chat.command)
+app.command("generate")(generate.command)

@@ -1,0 +1,100 @@
+"""`tailrace info`: what a model is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tailrace.cli import output, serve
+from tailrace.cli.pull import complete
+
+if TYPE_CHECKING:
+    from tailrace.models import ModelInfo
+
+
+def command(
+    model: Annotated[
+        str, typer.Argument(help="A known name (it is pulled when absent), or a path.", autocompletion=complete)
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Show what a model is: shapes, parameters, bytes of weights and of KV.
+
+    Nothing is loaded but headers. KV is that of one sequence, in bf16.
+
+    [bold]Examples[/bold]
+
+      tailrace info smollm2-135m
+      tailrace info ./model.gguf --json
+    """
+    from tailrace.models import describe, open_checkpoint
+
+    info = describe(open_checkpoint(serve.find_model(model)))
+    if as_json:
+        typer.echo(json.dumps(plain(info), indent=2))
+    else:
+        show(info)
+
+
+def plain(info: ModelInfo) -> dict[str, Any]:
+    """The same as JSON's own types."""
+    made = dataclasses.asdict(info)
+    made["path"] = str(info.path)
+    made["formats"] = {
+        str(kind): {"tensors": tensors, "bytes": stored} for kind, (tensors, stored) in info.formats.items()
+    }
+    return made
+
+
+def show(info: ModelInfo) -> None:
+    """Prints the table."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in rows(info):
+        table.add_row(name, escape(value))
+    console = Console(highlight=False)
+    console.print(f"[bold]{escape(info.name)}[/bold]  [dim]{escape(str(info.path))}[/dim]", soft_wrap=True)
+    console.print(table)
+
+
+def rows(info: ModelInfo) -> list[tuple[str, str]]:
+    """The table's rows."""
+    config = info.config
+    active = "" if info.active_parameters == info.parameters else f", {output.count(info.active_parameters)} active"
+    bits = 8 * info.weight_bytes / info.parameters
+    kv = f"{output.size(info.kv_bytes_per_token)} a token, {output.size(info.kv_bytes_per_context)} a full context"
+    formats = [f"{kind}: {output.size(stored)} in {tensors}" for kind, (tensors, stored) in info.formats.items()]
+    return [
+        ("architecture", f"{config.model_type}, read from {info.source_format}"),
+        ("parameters", output.count(info.parameters) + active),
+        ("layers", f"{config.layers} of width {config.hidden}, feed-forward {config.intermediate}"),
+        ("attention", f"{config.heads} heads on {config.kv_heads} KV heads of {config.head_dim}{_windows(info)}"),
+        ("vocabulary", f"{config.vocab:,}, output head {'tied to the embedding' if config.tied else 'of its own'}"),
+        ("context", f"{config.max_context:,} tokens, rope {_rope(info)}"),
+        ("weights", f"{output.size(info.weight_bytes)} ({bits:.2f} bits a parameter)"),
+        *(("", line) for line in formats),
+        ("KV", kv),
+    ]
+
+
+def _windows(info: ModelInfo) -> str:
+    windows = info.config.windows
+    sliding = [window for window in windows if window is not None]
+    if not sliding:
+        return ""
+    which = "" if len(sliding) == len(windows) else f" in {len(sliding)} of {len(windows)} layers"
+    return f", window {min(sliding):,}{which}"
+
+
+def _rope(info: ModelInfo) -> str:
+    rope = info.config.rope
+    scaled = "" if rope.kind == "default" else f", factor {rope.factor:g}, up to {info.config.extended_context:,}"
+    return f"{rope.kind}, base {rope.theta:,.0f}{scaled}"

@@ -1,0 +1,204 @@
+"""Options declared once, for the two parsers that `serve` has: the quick one here, and typer's, made by `command`.
+
+The quick parser knows only valid command lines: on anything else it gives up (None), and typer, which is slow to
+import, explains what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import inspect
+
+Value = str | int | float | bool | list[str] | None
+
+
+class Option(NamedTuple):
+    """One option. A bool `--x` also has `--no-x`; `many` may be repeated; `choices` are the only values."""
+
+    flag: str
+    kind: type[str] | type[int] | type[float] | type[bool]
+    help: str
+    panel: str
+    default: str | int | float | bool | None = None
+    choices: tuple[str, ...] = ()
+    many: bool = False
+    metavar: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The Python name of its value."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+    @property
+    def unset(self) -> Value:
+        """Its value when it is not given."""
+        return [] if self.many else self.default
+
+
+class Argument(NamedTuple):
+    """The one positional argument, which may be left out."""
+
+    name: str
+    help: str
+    default: str
+
+
+class Declaration(NamedTuple):
+    """A command's argument and options."""
+
+    argument: Argument
+    options: tuple[Option, ...]
+
+
+_NETWORK, _CAPACITY, _COMPUTE, _TIME, _OTHER = "Network", "Capacity", "Compute", "Time limits", "Other"
+
+SERVE = Declaration(
+    Argument("model", "A known name (it is pulled when absent), a .gguf file, or a directory with safetensors.",
+             "smollm2-135m"),
+    (
+        Option("--host", str, "Address to listen on. Anything but loopback wants an API key.", _NETWORK, "127.0.0.1"),
+        Option("--port", int, "Port to listen on; 0 takes a free one.", _NETWORK, 8000),
+        Option("--api-key", str, "Key that clients must send; may be repeated. Safer: TAILRACE_API_KEY in the "
+               "environment, or --api-key-file.", _NETWORK, many=True, metavar="KEY"),
+        Option("--api-key-file", str, "File with one key a line.", _NETWORK, metavar="FILE"),
+        Option("--served-name", str, "Name that clients ask for; may be repeated, the first one is in the answers.",
+               _NETWORK, many=True, metavar="NAME"),
+        Option("--kv-tokens", int, "Tokens that the KV pool holds. Default: from the memory that is free.", _CAPACITY),
+        Option("--max-context", int, "Longest prompt plus output. Default: the model's, at most the pool.", _CAPACITY),
+        Option("--step-tokens", int, "Token budget of a step; longer prompts are computed in chunks of it.", _CAPACITY,
+               512),
+        Option("--max-running", int, "Most requests in a step.", _CAPACITY, 32),
+        Option("--max-waiting", int, "Most requests in the queue; more get 429.", _CAPACITY, 1024),
+        Option("--prefix-cache", bool, "Reuse the KV pages of prompts that begin alike.", _CAPACITY, True),
+        Option("--threads", int, "Compute threads. Default: one a core.", _COMPUTE),
+        Option("--kernels", str, "Instruction path. Default: the best that this machine has.", _COMPUTE,
+               choices=("portable", "avx2", "avx512")),
+        Option("--kv-dtype", str, "How keys and values are stored.", _COMPUTE, "bf16", choices=("bf16", "f32")),
+        Option("--backend", str, "cpu is native; reference is numpy, slow, and the oracle of the other.", _COMPUTE,
+               "cpu", choices=("cpu", "reference")),
+        Option("--request-timeout", float, "Longest that a request may take, in seconds; 0 is no bound.", _TIME, 0.0),
+        Option("--drain-timeout", float, "Longest that running requests may take after SIGTERM, in seconds.", _TIME,
+               60.0),
+        Option("--hang-timeout", float, "Seconds without progress after which the engine counts as hung.", _TIME, 30.0),
+        Option("--start-timeout", float, "Longest that the engine may take to get ready, in seconds.", _TIME, 300.0),
+        Option("--cache", str, "Where models and repacked weights are kept. Default: TAILRACE_CACHE, or "
+               "~/.cache/tailrace.", _OTHER, metavar="DIR"),
+        Option("--template-args", bool, "Let clients pass chat_template_kwargs.", _OTHER, True),
+        Option("--log-requests", bool, "Log one JSON line a request: times and sizes, never text.", _OTHER, True),
+        Option("--quiet", bool, "Print no start-up report.", _OTHER, False),
+    ),
+)  # fmt: skip
+
+
+def parse(arguments: Sequence[str], declaration: Declaration) -> dict[str, Value] | None:
+    """The values of a valid command line, by name; None for one that the full parser should look at."""
+    values: dict[str, Value] = {option.name: option.unset for option in declaration.options}
+    values[declaration.argument.name] = declaration.argument.default
+    flags = {option.flag: option for option in declaration.options}
+    position, positional = 0, 0
+    while position < len(arguments):
+        word = arguments[position]
+        position += 1
+        if not word.startswith("-"):
+            positional += 1
+            values[declaration.argument.name] = word
+            continue
+        flag, equals, text = word.partition("=")
+        option = flags.get(flag)
+        if option is None or option.kind is bool:
+            if equals or not _set_switch(flag, flags, values):
+                return None
+            continue
+        if not equals:
+            if position == len(arguments) or arguments[position].startswith("-"):
+                return None
+            text = arguments[position]
+            position += 1
+        if not _set(option, text, values):
+            return None
+    return values if positional <= 1 else None
+
+
+def _set_switch(flag: str, flags: dict[str, Option], values: dict[str, Value]) -> bool:
+    name, on = (flag, True) if flag in flags else (flag.replace("--no-", "--", 1), False)
+    option = flags.get(name)
+    if option is None or option.kind is not bool:
+        return False
+    values[option.name] = on
+    return True
+
+
+def _set(option: Option, text: str, values: dict[str, Value]) -> bool:
+    if not text or (option.choices and text not in option.choices):
+        return False
+    if option.many:
+        values[option.name] = [*_listed(values[option.name]), text]
+        return True
+    if option.kind is not str and not _is_plain_number(text, whole=option.kind is int):
+        return False
+    values[option.name] = option.kind(text)
+    return True
+
+
+def _is_plain_number(text: str, *, whole: bool) -> bool:
+    """Digits, and for a float one point between digits: what every parser reads alike."""
+    digits = text if whole else text.replace(".", "", 1)
+    return digits.isascii() and digits.isdigit() and text[0] != "." and text[-1] != "."
+
+
+def _listed(value: Value) -> list[str]:
+    return value if isinstance(value, list) else []
+
+
+def command(declaration: Declaration, run: Callable[[dict[str, Value]], int], doc: str) -> Callable[..., None]:
+    """The declaration as a function that typer makes a command of; `run` gets the values that `parse` would give."""
+    import typer
+
+    def called(**values: Any) -> None:
+        plain = {
+            name: list(value or []) if isinstance(value, list | tuple) else getattr(value, "value", value)
+            for name, value in values.items()
+        }
+        for option in declaration.options:
+            if option.many:
+                plain[option.name] = plain[option.name] or []
+        raise typer.Exit(run(plain))
+
+    signature = _signature(declaration)
+    called.__signature__ = signature  # type: ignore[attr-defined]  # typer reads the parameters from here
+    called.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    called.__doc__ = doc
+    return called
+
+
+def _signature(declaration: Declaration) -> inspect.Signature:
+    import enum
+    import inspect
+    from typing import Annotated
+
+    import typer
+
+    def parameter(name: str, kind: Any, default: Value) -> inspect.Parameter:
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+    make_enum: Any = enum.StrEnum  # of names known at run time only
+    argument = declaration.argument
+    parameters = [parameter(argument.name, Annotated[str, typer.Argument(help=argument.help)], argument.default)]
+    for option in declaration.options:
+        kind: Any = option.kind
+        default: Any = option.unset
+        flags = [f"{option.flag}/--no-{option.flag.removeprefix('--')}"] if kind is bool else [option.flag]
+        if option.choices:
+            kind = make_enum(option.name, {choice: choice for choice in option.choices})
+            default = kind(default) if default is not None else None
+        if option.many:
+            kind = list[str]
+        if default is None:
+            kind = kind | None
+        info = typer.Option(*flags, help=option.help, rich_help_panel=option.panel, metavar=option.metavar,
+                            show_default=default is not None and not option.many)  # fmt: skip
+        parameters.append(parameter(option.name, Annotated[kind, info], default))
+    return inspect.Signature(parameters)

@@ -1,0 +1,128 @@
+"""`tailrace serve`: turns the command line into settings and runs the server."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tailrace.terms import InvalidInput
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from tailrace.api.settings import Settings
+
+DOC = """Serve a model on the OpenAI API.
+
+The model is pulled first when its name is known and it is not there yet.
+Ctrl-C or SIGTERM finishes the running requests, then ends.
+
+[bold]Examples[/bold]
+
+  [dim]# the default model on http://127.0.0.1:8000[/dim]
+  tailrace serve
+
+  [dim]# a file of yours, for other machines, with a key from the environment[/dim]
+  TAILRACE_API_KEY=... tailrace serve ./model.gguf --host 0.0.0.0
+
+  [dim]# room for 16,384 tokens of KV, 16 requests at a time[/dim]
+  tailrace serve smollm2-135m --kv-tokens 16384 --max-running 16
+"""
+
+
+def run(values: Mapping[str, Any], engine: subprocess.Popen[bytes] | None = None) -> int:
+    """Serves until told to end. `values` are those of `options.SERVE`; `engine` is a process that `early.begin` started
+    (None: one is started here)."""
+    from tailrace.engine import early
+
+    engine = engine or early.begin()
+    try:
+        made = _found(values)
+    except BaseException:
+        early.give_up(engine)
+        raise
+    from tailrace.api import server
+
+    return server.run(made, engine=early.hand_over(engine, made.engine()), started_at=_process_start())
+
+
+def _found(values: Mapping[str, Any]) -> Settings:
+    """The checked settings, with the model where it lies; it is pulled if need be."""
+    if values["cache"]:
+        os.environ["TAILRACE_CACHE"] = values["cache"]
+    made = settings(values)
+    made.check()  # before anything is downloaded
+    return dataclasses.replace(made, model=str(find_model(values["model"])))
+
+
+def settings(values: Mapping[str, Any]) -> Settings:
+    """The settings that a command line means, but for the model's path: it is still what was typed."""
+    from tailrace.api.settings import Settings, Timeouts
+    from tailrace.models import catalogue
+
+    for name in ("request_timeout", "drain_timeout", "hang_timeout", "start_timeout"):
+        if not 0 <= values[name] < math.inf:
+            flag = "--" + name.replace("_", "-")
+            raise InvalidInput(f"{flag} must be a number of seconds, at least 0, not {values[name]}", param=name)
+    keys = _keys(values["api_key"], values["api_key_file"])
+    plain = (
+        "host", "port", "kv_tokens", "max_context", "step_tokens", "max_running", "max_waiting", "threads", "kernels",
+        "kv_dtype", "backend", "prefix_cache", "log_requests", "quiet", "template_args",
+    )  # fmt: skip
+    return Settings(
+        model=values["model"],
+        served_names=tuple(values["served_name"]) or catalogue.names(values["model"]),
+        api_keys=keys,
+        cache_dir=values["cache"],
+        timeouts=Timeouts(
+            request=values["request_timeout"],
+            drain=values["drain_timeout"],
+            hang=values["hang_timeout"],
+            start=values["start_timeout"],
+        ),
+        **{name: values[name] for name in plain},
+    )
+
+
+def find_model(name: str) -> Path:
+    """Where the model lies; a known one that is absent is pulled, with progress shown."""
+    from tailrace.models import catalogue
+
+    if catalogue.missing(name):
+        from tailrace.cli import pull
+
+        return pull.show(name)
+    return catalogue.resolve(name)
+
+
+def _process_start() -> float:
+    """When this process began, on the monotonic clock: the start-up report covers the interpreter's start too."""
+    now = time.monotonic()
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):  # no Linux
+        return now
+    return now - max(0.0, age)
+
+
+def _keys(given: list[str], file: str | None) -> tuple[str, ...]:
+    """Keys from the options, from the file, and, when there are none of these, from TAILRACE_API_KEY."""
+    keys = list(given)
+    if file is not None:
+        try:
+            lines = Path(file).expanduser().read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidInput(f"--api-key-file {file} cannot be read: {error}", param="api_key_file") from error
+        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not found:
+            raise InvalidInput(f"--api-key-file {file} has no key in it", param="api_key_file")
+        keys += found
+    if not keys and (key := os.environ.get("TAILRACE_API_KEY")):
+        keys.append(key)
+    return tuple(keys)

@@ -1,0 +1,43 @@
+"""Commands that start a server of their own, with the real one."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tailrace.cli import local
+from tailrace.terms import TailraceError
+from tests.cli.conftest import Run
+
+SMALL = {"TAILRACE_CACHE": os.environ.get("TAILRACE_CACHE") or str(Path.home() / ".cache" / "tailrace")}
+
+
+def test_generate_starts_a_server_for_the_model_and_ends_it(run: Run, smollm2: Path, tmp_path: Path) -> None:
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+    prompts.write_text("The capital of France is\nOne, two, three,\n")
+    ended = run("generate", str(prompts), "-m", str(smollm2), "-o", str(out), "--max-tokens", "4", "--temperature", "0",
+                **SMALL)  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "Starting a server" in ended.stderr
+    answers = sorted((json.loads(line) for line in out.read_text().splitlines()), key=lambda one: one["index"])
+    assert "Paris" in answers[0]["text"]
+    assert [one["usage"]["completion_tokens"] for one in answers] == [4, 4]
+
+
+def test_chat_starts_a_server_for_the_model_and_remembers(run: Run, smollm2: Path) -> None:
+    ended = run("chat", str(smollm2), "--temperature", "0", "--max-tokens", "12", text="Say hello.\nAgain.\n", **SMALL)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("TTFT") == 2
+    assert ended.stdout.strip()
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "broken.gguf").write_bytes(b"not a model at all")
+    with (
+        pytest.raises(TailraceError, match=r"(?s)ended while it started.*broken\.gguf"),
+        local.started(str(tmp_path / "broken.gguf")),
+    ):
+        pass

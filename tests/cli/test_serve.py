@@ -1,0 +1,94 @@
+"""From `tailrace serve`'s command line to the settings of the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.cli import options, serve
+from tailrace.terms import InvalidInput
+from tests.cli.conftest import Run
+
+
+def settings(*arguments: str) -> Any:
+    values = options.parse(arguments, options.SERVE)
+    assert values is not None
+    return serve.settings(values)
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TAILRACE_API_KEY", raising=False)
+
+
+def test_without_options_everything_has_the_servers_default() -> None:
+    from tailrace.api.settings import Settings
+
+    made = settings()
+    assert made == Settings(model="smollm2-135m", served_names=("smollm2-135m", "smollm2", "smollm2-135m-instruct"))
+
+
+def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    made = settings(
+        str(tmp_path / "m.gguf"), "--host", "::1", "--port=0", "--api-key", "a", "--api-key", "b", "--served-name", "x",
+        "--kv-tokens", "64", "--max-context", "32", "--step-tokens", "16", "--max-running", "3", "--max-waiting", "4",
+        "--no-prefix-cache", "--threads", "2", "--kernels", "avx2", "--kv-dtype", "f32", "--backend", "reference",
+        "--request-timeout", "9", "--drain-timeout", "5", "--hang-timeout", "6", "--start-timeout", "7",
+        "--cache", str(tmp_path), "--no-template-args", "--no-log-requests", "--quiet",
+    )  # fmt: skip
+    assert (made.host, made.port, made.api_keys, made.served_names) == ("::1", 0, ("a", "b"), ("x",))
+    assert (made.kv_tokens, made.max_context, made.step_tokens) == (64, 32, 16)
+    assert (made.max_running, made.max_waiting, made.prefix_cache) == (3, 4, False)
+    assert (made.threads, made.kernels, made.kv_dtype, made.backend) == (2, "avx2", "f32", "reference")
+    times = made.timeouts
+    assert (times.request, times.drain, times.hang, times.start) == (9, 5, 6, 7)
+    assert (made.cache_dir, made.template_args) == (str(tmp_path), False)
+    assert (made.log_requests, made.quiet) == (False, True)
+
+
+def test_a_path_is_served_under_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.gguf").touch()
+    assert settings(str(tmp_path / "mine.gguf")).names == ("mine",)
+
+
+def test_keys_come_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\n\none\n two \n")
+    assert settings("--api-key-file", str(file)).api_keys == ("one", "two")
+    monkeypatch.setenv("TAILRACE_API_KEY", "three")
+    assert settings().api_keys == ("three",)
+    assert settings("--api-key", "four").api_keys == ("four",)
+
+
+@pytest.mark.parametrize("content", [None, "", "# nothing\n"])
+def test_a_key_file_without_a_key_is_refused(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(InvalidInput, match="--api-key-file"):
+        settings("--api-key-file", str(file))
+
+
+def test_an_unknown_model_says_which_are_known(run: Run) -> None:
+    ended = run("serve", "smolm2-135m")
+    assert ended.returncode == 1
+    assert "Did you mean smollm2-135m?" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_help_and_version(run: Run) -> None:
+    assert run("--version").stdout.startswith("tailrace 0.")
+    shown = run("serve", "--help").stdout
+    assert all(option.flag in shown for option in options.SERVE.options)
+    assert "tailrace serve ./model.gguf" in shown
+    for command in ("pull", "info", "chat", "generate"):
+        assert "Examples" in run(command, "--help").stdout
+
+
+def test_completion_scripts_are_offered(run: Run) -> None:
+    assert "tailrace" in run("--show-completion", "bash").stdout + run("--show-completion").stdout
+    completed = run(_TAILRACE_COMPLETE="complete_bash", COMP_WORDS="tailrace pull smol", COMP_CWORD="2")
+    assert completed.stdout.split() == ["smollm2-135m"]

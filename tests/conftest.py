@@ -1,0 +1,25 @@
+"""Fixtures that several rooms' tests share."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tailrace.models import catalogue
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The default model, pulled into the cache if it is not there. Where it cannot be had the test fails: a suite
+    that skips what needs a real model proves little."""
+    return catalogue.pull(catalogue.DEFAULT)
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port of the loopback address that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
