@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tailrace.backends import PAGE_SIZE, Batch, Sampling
 from tailrace.engine.plan import Chunk, Plan
 from tailrace.engine.request import Request
+from tailrace.engine.steady import Steady
 
 Int32 = NDArray[np.int32]
 STATIC = (
@@ -77,7 +78,8 @@ def penalised(request: Request) -> bool:
 
 
 class BatchBuilder:
-    """Builds each step's `Batch`. What it hands out is never written again: a step may still read it."""
+    """Builds each step's `Batch`, which stays as it is until the next one is built: steps run one at a time. While the
+    same requests do nothing but decode, it is the same object, brought up to date (`Steady`)."""
 
     def __init__(self, *, max_running: int, max_context: int, eos_ids: tuple[int, ...], vocab_size: int) -> None:
         self._eos_ids = eos_ids
@@ -91,6 +93,7 @@ class BatchBuilder:
         self._rows: list[int] | None = None  # slots of the last batch's wanted rows, and what was gathered for them
         self._gathered: dict[str, NDArray[Any]] = {}
         self._counting = np.arange(max_running + 1, dtype=np.int32)
+        self._steady: Steady | None = None
 
     def seat(self, request: Request) -> None:
         """The request has been admitted: fills its row."""
@@ -100,6 +103,7 @@ class BatchBuilder:
         self._filled[slot] = 0
         self._special[slot] = bool(params.logit_bias) or params.min_tokens > 0 or penalised(request)
         self._rows = None
+        self._steady = None
         if params.logit_bias and request.id not in self._biases:
             named = {token: bias for token, bias in params.logit_bias.items() if 0 <= token < self._vocab_size}
             self._biases[request.id] = (list(named), list(named.values()))
@@ -114,10 +118,15 @@ class BatchBuilder:
         chunks = list(plan.chunks.values())
         requests = [chunk.request for chunk in chunks]
         slots = [request.slot for request in requests]
+        plain = plan.tokens == plan.decodes
+        steady, self._steady = self._steady, None
+        if steady is not None and plain and slots == steady.slots and steady.advance(chunks):
+            self._steady = steady
+            return steady.batch
         width = -(-max(chunk.end for chunk in chunks) // PAGE_SIZE)
         starts = self._starts(chunks, plan)
         tokens, wanted, forced = self._flat(chunks, plan, starts)
-        return Batch(
+        batch = Batch(
             tokens=tokens,
             starts=starts,
             context=np.array([chunk.begin for chunk in chunks], np.int32),
@@ -125,6 +134,10 @@ class BatchBuilder:
             wanted=wanted,
             sampling=self._sampling(chunks, slots, forced),
         )
+        if plain and not any(self._special[slot] for slot in slots):
+            self._steady = Steady(batch, slots)
+            return self._steady.batch
+        return batch
 
     def _starts(self, chunks: list[Chunk], plan: Plan) -> Int32:
         if plan.tokens == len(chunks):

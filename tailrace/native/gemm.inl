@@ -12,6 +12,8 @@ constexpr int INT_ROWS = 8, FLOAT_ROWS = 6, DIRECT_ROWS = 1;
 constexpr int INT_ROWS = 4, FLOAT_ROWS = 3, DIRECT_ROWS = 1;
 #endif
 
+constexpr int PREFETCH = 4096; // bytes ahead of the block that is multiplied, where one row reads weights once
+
 template <bool WIDE> inline F load_scales(const uint8_t *p) {
     if constexpr (WIDE) return f_load(reinterpret_cast<const float *>(p));
     else return f_load_f16(reinterpret_cast<const uint16_t *>(p));
@@ -53,6 +55,8 @@ void rows_i4(const Packed &w, int64_t tile, const uint8_t *groups, const Quantis
     }
     for (int64_t b = 0; b < blocks; b++, p += step) {
         DotSmall dot[R];
+        if constexpr (R == 1 && !UNPACKED)
+            for (int line = 0; line < 5; line++) __builtin_prefetch(p + PREFETCH + 64 * line, 0, 3);
         // low nibbles first, then high ones: fewer vectors alive at a time than a byte's two halves together
         for (int g = 0; g < 8; g++) {
             W w;
@@ -84,6 +88,8 @@ void rows_i8(const Packed &w, int64_t tile, const Quantised &x, int64_t row, con
         acc[r] = f_zero();
     }
     for (int64_t b = 0; b < blocks; b++, p += step) {
+        if constexpr (R == 1)
+            for (int line = 0; line < BLOCK / 4 + 1; line++) __builtin_prefetch(p + PREFETCH + 64 * line, 0, 3);
         DotSigned dot[R];
         for (int g = 0; g < BLOCK / 4; g++) {
             const WS ws = ws_prepare(w_load(p + 64 * g));

@@ -1,35 +1,41 @@
 #include "pool.h"
 
+#include <utility>
+
 namespace tailrace {
 
-Pool::Pool(int threads) : threads_(threads < 1 ? 1 : threads), barrier_(threads_), end_(threads_) {
+constexpr int SPIN = 4000; // some tens of microseconds
+
+Pool::Pool(int threads, std::function<void(int)> job) : threads_(threads < 1 ? 1 : threads), job_(std::move(job)) {
     for (int t = 1; t < threads_; t++) workers_.emplace_back([this, t] { loop(t); });
 }
 
 Pool::~Pool() {
     stop_.store(true);
-    epoch_.fetch_add(1);
-    epoch_.notify_all();
+    start();
     for (auto &w : workers_) w.join();
 }
 
-void Pool::run(const std::function<void(int)> &job) {
-    job_ = &job;
-    epoch_.fetch_add(1, std::memory_order_seq_cst);
+void Pool::start() {
+    epoch_.fetch_add(1);
     epoch_.notify_all();
-    job(0);
-    end_.wait();
 }
 
 void Pool::loop(int thread) {
     uint32_t seen = 0;
     for (;;) {
-        for (int i = 0; i < 4000 && epoch_.load(std::memory_order_acquire) == seen; i++) relax();
-        while (epoch_.load(std::memory_order_seq_cst) == seen) epoch_.wait(seen, std::memory_order_seq_cst);
-        seen++;
+        uint32_t now = epoch_.load();
+        for (int i = 0; i < SPIN && now == seen; i++) {
+            relax();
+            now = epoch_.load(std::memory_order_acquire);
+        }
+        while (now == seen) {
+            epoch_.wait(seen);
+            now = epoch_.load();
+        }
+        seen = now;
         if (stop_.load()) return;
-        (*job_)(thread);
-        end_.wait();
+        job_(thread);
     }
 }
 

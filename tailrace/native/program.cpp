@@ -10,6 +10,7 @@
 namespace tailrace {
 namespace {
 
+constexpr int SPIN = 2000;           // turns of waiting before a thread parks
 constexpr int64_t SLAB = 64;         // wanted rows whose logits are held at once
 constexpr int64_t QUERY_ROWS = 48;   // (query, head) rows of one attention task
 constexpr int64_t PIECES_A_TASK = 2; // KV pieces of one task where a few sequences decode alone
@@ -23,8 +24,9 @@ int64_t now_ns() {
 } // namespace
 
 Program::Program(const Kernels *kernels, int threads, int64_t max_tokens, int64_t max_sequences, int64_t vocab, int64_t vocab_limit)
-    : k_(kernels), pool_(threads), max_tokens_(max_tokens), max_sequences_(max_sequences), slab_(std::min(SLAB, max_tokens)), vocab_(vocab),
-      vocab_limit_(std::min(vocab, vocab_limit)), scratch_(size_t(pool_.threads())), owner_(size_t(max_tokens)), position_(size_t(max_tokens)) {}
+    : k_(kernels), threads_(std::max(1, threads)), max_tokens_(max_tokens), max_sequences_(max_sequences), slab_(std::min(SLAB, max_tokens)),
+      vocab_(vocab), vocab_limit_(std::min(vocab, vocab_limit)), scratch_(size_t(threads_)), owner_(size_t(max_tokens)),
+      position_(size_t(max_tokens)), pool_(threads_, [this](int thread) { replay(thread, number_.load()); }) {}
 
 Program::~Program() {
     for (auto &[p, n] : mapped_) munmap(p, n);
@@ -183,7 +185,7 @@ void Program::plan_attention(AttentionPlan &plan) {
     plan.units.clear();
     plan.merge_offset.clear();
     const int64_t group = plan.heads / plan.kv_heads, per_task = std::max<int64_t>(1, QUERY_ROWS / group);
-    plan.split = step_.count == step_.sequences && step_.sequences * plan.kv_heads < 3 * pool_.threads();
+    plan.split = step_.count == step_.sequences && step_.sequences * plan.kv_heads < 3 * threads_;
     int64_t offset = 0;
     for (int64_t s = 0; s < step_.sequences; s++) {
         const Sequence q = sequence(s);
@@ -204,13 +206,13 @@ void Program::plan_attention(AttentionPlan &plan) {
     if (!plan.split) std::reverse(plan.units.begin(), plan.units.end()); // the longest contexts of a chunk first
 }
 
-int64_t Program::chunk_rows(int64_t rows) const { return std::max<int64_t>(1, std::min<int64_t>(8, rows / (pool_.threads() * 4))); }
+int64_t Program::chunk_rows(int64_t rows) const { return std::max<int64_t>(1, std::min<int64_t>(8, rows / (threads_ * 4))); }
 
 // Number of tasks of an operation over `rows` rows.
 int64_t Program::prepare(const Op &op, int64_t rows) {
     switch (op.code) {
     case Code::Linear: {
-        const int64_t chunk = std::max<int64_t>(1, std::min<int64_t>(16, op.tiles / (pool_.threads() * 8)));
+        const int64_t chunk = std::max<int64_t>(1, std::min<int64_t>(16, op.tiles / (threads_ * 8)));
         return (op.tiles + chunk - 1) / chunk;
     }
     case Code::Attend: return int64_t(plans_[op.plan].units.size());
@@ -231,7 +233,7 @@ AttentionArgs Program::arguments(const Op &op) {
 }
 
 void Program::work_linear(const Op &op, int64_t task, int64_t rows, int thread) {
-    const int64_t chunk = std::max<int64_t>(1, std::min<int64_t>(16, op.tiles / (pool_.threads() * 8)));
+    const int64_t chunk = std::max<int64_t>(1, std::min<int64_t>(16, op.tiles / (threads_ * 8)));
     const Buffer &x = buffers_[size_t(op.x)];
     const int64_t from = task * chunk, to = std::min(op.tiles, from + chunk);
     int64_t base = 0;
@@ -359,21 +361,72 @@ void Program::work(const Op &op, int64_t task, int64_t rows, int64_t first_wante
     }
 }
 
-// Every thread walks the same list: it takes tasks of an operation until none is left, then meets the others.
-void Program::replay(int thread) {
-    size_t counter = 0;
-    const auto one = [&](const Op &op, int64_t rows, int64_t first_wanted) {
+// Takes the operation's next task, unless there is none or the step is over.
+bool Program::take(Progress &p, uint32_t step, uint32_t &task) {
+    uint64_t next = p.next.load(std::memory_order_acquire);
+    do {
+        task = static_cast<uint32_t>(next);
+        if (next >> 32 != step || task >= p.tasks.load(std::memory_order_relaxed)) return false;
+    } while (!p.next.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel, std::memory_order_acquire));
+    return true;
+}
+
+// Waits until the operation is complete; false where the step is over already.
+bool Program::finish(Progress &p, uint32_t tasks, uint32_t step) {
+    const uint64_t complete = uint64_t(step) << 32 | tasks;
+    uint64_t done = p.done.load(std::memory_order_acquire);
+    for (int i = 0; i < SPIN && done != complete && done >> 32 == step; i++) {
+        relax();
+        done = p.done.load(std::memory_order_acquire);
+    }
+    if (done != complete && done >> 32 == step) {
+        parked_.fetch_add(1);
+        while ((done = p.done.load()) != complete && done >> 32 == step) p.done.wait(done);
+        parked_.fetch_sub(1);
+    }
+    return done == complete;
+}
+
+// Every thread walks the same list: it takes tasks of an operation until none is left, and goes on when all are complete.
+void Program::replay(int thread, uint32_t step) {
+    const size_t count = stage_count_.load();
+    for (size_t i = 0; i < count; i++) {
+        Progress &p = progress_[i];
+        const int64_t begin = profiling_ && thread == 0 ? now_ns() : 0;
+        uint32_t task;
+        while (take(p, step, task)) {
+            const Stage &s = stages_[i];
+            work(*s.op, task, s.rows, s.first_wanted, thread);
+            const uint64_t done = p.done.fetch_add(1) + 1;
+            if (static_cast<uint32_t>(done) == p.tasks.load(std::memory_order_relaxed) && parked_.load() > 0) p.done.notify_all();
+        }
+        if (p.next.load(std::memory_order_acquire) >> 32 != step || !finish(p, p.tasks.load(std::memory_order_relaxed), step)) return;
+        if (begin) profile_[int(stages_[i].op->code)] += now_ns() - begin;
+    }
+}
+
+// Lists the operations of this step that have work, with fresh progress.
+void Program::plan_stages() {
+    if (!progress_) {
+        const size_t slabs = size_t((max_tokens_ + slab_ - 1) / slab_), most = tail_ + slabs * (ops_.size() - tail_);
+        progress_ = std::make_unique<Progress[]>(most);
+        stages_.resize(most); // once: a late thread may still look at it
+    }
+    const uint64_t number = uint64_t(number_.load() + 1) << 32;
+    size_t count = 0;
+    const auto add = [&](const Op &op, int64_t rows, int64_t first_wanted) {
         const int64_t tasks = prepare(op, rows);
         if (tasks == 0) return;
-        const int64_t begin = profiling_ && thread == 0 ? now_ns() : 0;
-        std::atomic<int64_t> &next = counters_[counter++].next;
-        for (int64_t t; (t = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) work(op, t, rows, first_wanted, thread);
-        pool_.barrier().wait();
-        if (begin) profile_[int(op.code)] += now_ns() - begin;
+        stages_[count] = {&op, rows, first_wanted};
+        Progress &p = progress_[count++];
+        p.tasks.store(static_cast<uint32_t>(tasks));
+        p.done.store(number);
+        p.next.store(number);
     };
-    for (size_t i = 0; i < tail_; i++) one(ops_[i], step_.count, 0);
+    for (size_t i = 0; i < tail_; i++) add(ops_[i], step_.count, 0);
     for (int64_t w = 0; w < step_.wanted_count; w += slab_)
-        for (size_t i = tail_; i < ops_.size(); i++) one(ops_[i], std::min(slab_, step_.wanted_count - w), w);
+        for (size_t i = tail_; i < ops_.size(); i++) add(ops_[i], std::min(slab_, step_.wanted_count - w), w);
+    stage_count_.store(count);
 }
 
 void Program::run(const Step &step) {
@@ -390,13 +443,10 @@ void Program::run(const Step &step) {
     for (auto &s : scratch_)
         if (s.size() < scratch_floats_ + LANES) s.resize(scratch_floats_ + LANES);
     for (AttentionPlan &plan : plans_) plan_attention(plan);
-    const size_t slabs = size_t((step.wanted_count + slab_ - 1) / slab_), needed = tail_ + slabs * (ops_.size() - tail_);
-    if (counter_count_ < needed) {
-        counters_ = std::make_unique<Counter[]>(needed);
-        counter_count_ = needed;
-    }
-    for (size_t i = 0; i < needed; i++) counters_[i].next.store(0, std::memory_order_relaxed);
-    pool_.run([this](int thread) { replay(thread); });
+    plan_stages();
+    const uint32_t number = number_.fetch_add(1) + 1;
+    pool_.start();
+    replay(0, number);
 }
 
 std::vector<std::pair<std::string, int64_t>> Program::profiled() {

@@ -57,7 +57,7 @@ class Program {
     void sample(int logits);
 
     void run(const Step &step);
-    int threads() const { return pool_.threads(); }
+    int threads() const { return threads_; }
     const char *kernels() const { return k_->name; }
     int64_t kv_bytes() const { return kv_bytes_; }
     // Nanoseconds thread 0 spent in each kind of operation since the last call, when profiling is on.
@@ -106,8 +106,18 @@ class Program {
     struct Cache {
         uint16_t *keys, *values;
     };
-    struct alignas(64) Counter {
-        std::atomic<int64_t> next{0};
+    // Progress of one operation within one step. `next` holds the step's number above the next task's, so that a thread
+    // that wakes up late can neither take a task of, nor be fooled by, a step that it does not belong to. An operation is
+    // complete when its tasks are, not when every thread has come by: a thread that the system has taken off its core
+    // delays at most the task that it holds.
+    struct alignas(64) Progress {
+        std::atomic<uint64_t> next{0};
+        std::atomic<uint32_t> tasks{0};
+        alignas(64) std::atomic<uint64_t> done{0}; // likewise, above the number of tasks that are complete
+    };
+    struct Stage { // an operation and the rows it works on
+        const Op *op;
+        int64_t rows, first_wanted;
     };
 
     float *row(int b, int64_t r) { return buffers_[size_t(b)].data.data() + r * buffers_[size_t(b)].ld; }
@@ -120,12 +130,15 @@ class Program {
     void work_attend(const Op &op, int64_t task, int thread);
     void work_merge(const Op &op, int64_t task);
     void work_sample(const Op &op, int64_t row, int64_t first_wanted, int thread);
-    void replay(int thread);
+    void replay(int thread, uint32_t step);
+    void plan_stages();
+    bool take(Progress &p, uint32_t step, uint32_t &task);
+    bool finish(Progress &p, uint32_t tasks, uint32_t step);
     AttentionArgs arguments(const Op &op);
     int64_t chunk_rows(int64_t rows) const;
 
     const Kernels *k_;
-    Pool pool_;
+    const int threads_;
     int64_t max_tokens_, max_sequences_, slab_, vocab_, vocab_limit_;
     std::deque<Buffer> buffers_;
     std::vector<Packed> weights_;
@@ -138,14 +151,19 @@ class Program {
     size_t tail_ = 0; // first operation on wanted rows
     std::vector<std::vector<float>> scratch_;
     size_t scratch_floats_ = 0;
-    std::unique_ptr<Counter[]> counters_;
-    size_t counter_count_ = 0;
+    std::unique_ptr<Progress[]> progress_;
+    size_t progress_size_ = 0;
+    std::vector<Stage> stages_;
+    std::atomic<size_t> stage_count_{0};
+    std::atomic<uint32_t> number_{0}; // of the step
+    std::atomic<int> parked_{0};
     Step step_{};
     std::vector<int64_t> owner_, position_; // of each token: its sequence and position
     std::vector<AttentionPlan> plans_;
     std::vector<float> partial_;
     bool profiling_ = false;
     int64_t profile_[CODES] = {};
+    Pool pool_; // last: its threads use all of the above
 };
 
 } // namespace tailrace
