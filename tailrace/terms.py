@@ -52,7 +52,12 @@ class Phase(enum.StrEnum):
 
 
 class EventKind(enum.StrEnum):
-    """What can happen to a request."""
+    """What can happen to a request.
+
+    A step is the interval [begin, at]. It begins when the step before it ended, where it follows that one at once:
+    planning and launching a step is part of it. Otherwise it begins with its launch. So the steps of an engine that is
+    not idle touch each other, and the phases of a request leave no gaps between them.
+    """
 
     RECEIVED = "received"  # api: the request's bytes are complete
     SUBMITTED = "submitted"  # api: handed to the engine

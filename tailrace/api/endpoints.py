@@ -292,6 +292,7 @@ async def version(service: Service, exchange: Exchange) -> None:
 async def metrics(service: Service, exchange: Exchange) -> None:
     """GET /metrics."""
     client = service.client
+    service.settle()
     service.metrics.gauges(client.gauges, client.baseline, client.restarts)
     data = await asyncio.to_thread(
         service.metrics.render, ready=client.ready, healthy=client.healthy, restarts=client.restarts

@@ -1,6 +1,6 @@
 """The ASGI application: routes, keys, request ids, and errors as answers. No middleware lies between it and a stream.
 
-The ten routes are a table rather than a router's: a framework's import would be a tenth of the start-up time.
+The ten routes are a table rather than a framework's (docs/decisions/0004).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -115,6 +115,8 @@ class Generation:
     accepted: bool = False
     gone: bool = False  # the client has left
     error: HttpError | None = None
+    direct: Callable[[Choice, Delta], bool] | None = None
+    """Takes a delta that ends nothing straight to the client, if it can now; saves waking the task for each token."""
     _inbox: list[tuple[Choice, Delta]] = field(default_factory=list)
     _open: int = 0
     _waiter: asyncio.Future[None] | None = None
@@ -147,6 +149,8 @@ class Generation:
             return
         try:
             delta = choice.absorb(output)
+            if self.direct is not None and delta.finish is None and not self._inbox and self.direct(choice, delta):
+                return
         except Exception:  # noqa: BLE001 - a fault in one request's text must not stop the others
             traceback.print_exc(file=sys.stderr)
             self.fail(TailraceError("the text of this request could not be decoded"))

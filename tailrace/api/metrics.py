@@ -75,8 +75,9 @@ class Totals:
 class Metrics:
     """The fold. `observe` is a `Book` observer and `closed` its end; `end_step` follows each message of the engine."""
 
-    def __init__(self, model_name: str, max_context: int = 131_072) -> None:
+    def __init__(self, model_name: str, max_context: int = 131_072, *, prefix_cache: bool = True) -> None:
         self.model_name = model_name
+        self.prefix_cache = prefix_cache
         self.totals = Totals()
         self.engine = _EngineTotals()
         tokens = one_two_five(max_context)
@@ -269,7 +270,7 @@ class _Families:
         facts = {
             "block_size": str(self._ready.page_size),
             "num_gpu_blocks": str(self._ready.kv_tokens // self._ready.page_size),
-            "enable_prefix_caching": "True",
+            "enable_prefix_caching": str(self._metrics.prefix_cache),
             "engine": "0",
         }
         info = GaugeMetricFamily(prefix + "cache_config_info", "Sizes of the KV cache.", labels=list(facts))

@@ -68,7 +68,7 @@ def _given(value: Raw | UnsetType) -> Raw | None:
 def refuse_unserved(body: Common) -> None:
     """Refuses by name every parameter that is not served, unless its value says what happens anyway."""
     names = ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"]
-    names += ["prompt_cache_retention", "cache_salt"]
+    names += ["prompt_cache_key", "prompt_cache_retention", "safety_identifier", "cache_salt"]
     if isinstance(body, Chat):
         names += ["functions", "function_call", "audio", "prediction", "reasoning_effort", "verbosity"]
         names += ["web_search_options", "chat_template"]
@@ -87,10 +87,6 @@ def refuse_unserved(body: Common) -> None:
         raise unsupported("skip_special_tokens", "can only be true")
     if body.service_tier not in (None, "auto", "default"):
         raise unsupported("service_tier", 'can only be "auto" or "default"')
-    for name in ("prompt_cache_key", "safety_identifier"):
-        value = _given(getattr(body, name))
-        if value is not None:
-            raw(value, str, name, max_bytes=4096)
 
 
 def _refuse_unserved_chat(body: Chat) -> None:

@@ -111,16 +111,15 @@ def text_of(settings: Settings) -> Text:
     """Tokenizer and template of the model, ready for their first request. Raises ModelError."""
     from pathlib import Path
 
-    from tailrace.engine.assets import keep, open_model
+    from tailrace.engine.assets import keep, open_text
     from tailrace.text.tokenizer import load_text
 
     cache = Path(settings.cache_dir) if settings.cache_dir is not None else None
-    opened = open_model(Path(settings.model), cache, tokenizer=True)
-    vocab = opened.checkpoint.config.get("vocab_size")  # the engine checks it; its module of models need not load here
-    rows = vocab if isinstance(vocab, int) else len(opened.table)
-    text = load_text(opened.checkpoint.text, vocab=rows, token_bytes=opened.table)
+    assets, rows, table, opened = open_text(Path(settings.model), cache)
+    text = load_text(assets, vocab=rows, token_bytes=table)
     text.warm()
-    keep(opened)
+    if opened is not None:
+        keep(opened)
     return text
 
 

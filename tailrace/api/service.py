@@ -14,7 +14,7 @@ import msgspec
 
 from tailrace.api.errors import HttpError, unavailable
 from tailrace.api.exchange import EVENT_STREAM, BodyBudget, Exchange
-from tailrace.api.generation import Choice, Generation
+from tailrace.api.generation import Choice, Delta, Generation
 from tailrace.api.metrics import Metrics
 from tailrace.api.params import Asked, choice_seed, fit
 from tailrace.api.settings import Settings
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from tailrace.text import Text, TokenBytes
 
 
+FOLD_STEPS = 16
+"""Steps of plain tokens that are folded together."""
+
+
 @dataclass
 class Service:
     """One replica's parts. `text` arrives while the engine loads."""
@@ -43,18 +47,31 @@ class Service:
     exchanges: set[Exchange] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.metrics = Metrics(self.settings.model_name, self.settings.max_context or 131_072)
+        self.metrics = Metrics(
+            self.settings.model_name, self.settings.max_context or 131_072, prefix_cache=self.settings.prefix_cache
+        )
         self.book = Book(self._closed, self.metrics.observe)
         self.bodies = BodyBudget(self.settings.limits.bodies_bytes)
         self._facts: dict[str, Mapping[str, Any]] = {}
         self._table: TokenBytes | None = None
+        self._unfolded: list[Sequence[Event]] = []
         self.client.listen(self._events)
 
     # Events
 
     def _events(self, events: Sequence[Event]) -> None:
-        self.book.add(events)
-        self.metrics.end_step()
+        """Nothing is urgent about plain tokens: folding a few steps' at once costs a fraction of folding each as it
+        comes, since the code is in the caches then. Anything else is folded at once, and so is all before it."""
+        self._unfolded.append(events)
+        if len(self._unfolded) >= FOLD_STEPS or not all(event.kind is EventKind.TOKEN for event in events):
+            self.settle()
+
+    def settle(self) -> None:
+        """Folds what has not been folded yet; whoever reads the book or the metrics calls it first."""
+        unfolded, self._unfolded = self._unfolded, []
+        for events in unfolded:
+            self.book.add(events)
+            self.metrics.end_step()
 
     def _closed(self, timeline: Timeline) -> None:
         facts = self._facts.pop(timeline.request, {})
@@ -114,6 +131,7 @@ class Service:
         for prompt in prompts:
             wanted = asked.max_tokens
             params = fit(asked.params, len(prompt), 1 if hide else wanted, context)
+            params = msgspec.structs.replace(params, continues=not start)
             if hide:
                 params = msgspec.structs.replace(params, max_tokens=1, min_tokens=0, logprobs=-1)
             for copy in range(asked.n):
@@ -165,6 +183,7 @@ class Service:
 
     def delivered(self, requests: Sequence[str]) -> None:
         """The last byte is out, or nobody is there to take it."""
+        self.settle()
         now = time.monotonic()
         self.book.add([Event(request, EventKind.DELIVERED, now) for request in requests])
 
@@ -208,6 +227,17 @@ class Service:
         opening = b"".join(map(shape.opening, generation.choices))
         if opening:
             await exchange.write(opening)
+
+        def direct(choice: Choice, delta: Delta) -> bool:
+            if not exchange.writable:
+                return False
+            data = shape.chunk(choice, delta)
+            if data:
+                exchange.write_now(data)
+            return True
+
+        if len(generation.choices) == 1:  # several share a write for each step
+            generation.direct = direct
         while not generation.done or generation.pending:
             data = b"".join([shape.chunk(choice, delta) for choice, delta in await generation.deltas()])
             if data and not generation.gone:
@@ -229,13 +259,15 @@ class Service:
         """The "tailrace" field, where asked for: up to now, since the bytes that carry it are not out yet."""
         if not plan.asked.timeline:
             return {}
+        self.settle()
         now = time.monotonic()
         folds = [self.book.fold(choice.request) for choice in plan.generation.choices]
         lines = [as_json(fold.timeline(now)) for fold in folds if fold is not None]
         return {"tailrace": {"timeline": lines[0]} if len(lines) == 1 else {"timelines": lines}}
 
     def sweep(self, now: float) -> None:
-        """Drops clients that have left a write waiting for too long."""
+        """Drops clients that have left a write waiting for too long; brings the accounts up to date."""
+        self.settle()
         limit = self.settings.timeouts.send
         for exchange in list(self.exchanges):
             if exchange.blocked_since and now - exchange.blocked_since > limit:

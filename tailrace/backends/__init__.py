@@ -116,7 +116,7 @@ class Ops(Protocol[T]):
         ...
 
     def attention(self, q: T, k: T, v: T, spec: Attention) -> T:
-        """Stores k and v into the batch's pages, then attends each query to its sequence: [tokens, heads * head_dim]."""
+        """Stores k and v into the batch's pages, then attends each query to its sequence: [tokens, heads * size]."""
         ...
 
     def silu_mul(self, gate: T, up: T) -> T:
@@ -149,8 +149,6 @@ class Forward(Protocol):
     def forward(self, ops: Ops[Any]) -> Any:
         """Logits of the wanted rows: [wanted, vocab]."""
         ...
-
-
 
 
 @dataclass

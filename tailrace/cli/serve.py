@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from tailrace.terms import InvalidInput
 
 if TYPE_CHECKING:
-    import subprocess
-
     from tailrace.api.settings import Settings
+    from tailrace.engine.early import Waiting
 
 DOC = """Serve a model on the OpenAI API.
 
@@ -35,7 +34,7 @@ Ctrl-C or SIGTERM finishes the running requests, then ends.
 """
 
 
-def run(values: Mapping[str, Any], engine: subprocess.Popen[bytes] | None = None) -> int:
+def run(values: Mapping[str, Any], engine: Waiting | None = None) -> int:
     """Serves until told to end. `values` are those of `options.SERVE`; `engine` is a process that `early.begin` started
     (None: one is started here)."""
     from tailrace.engine import early

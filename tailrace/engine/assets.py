@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tailrace.text.tokens import TokenBytes
 
 if TYPE_CHECKING:
-    from tailrace.models.checkpoint import Checkpoint
+    from tailrace.models.checkpoint import Checkpoint, TextAssets
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Opened:
 
 def open_model(path: Path, cache: Path | None, *, tokenizer: bool) -> Opened:
     """Opens a model; without `tokenizer`, its tokenizer's bytes may be left out. Raises ModelError."""
-    from tailrace.models.prepared import TOKEN_BYTES, open_prepared, prepared_dir
+    from tailrace.models.entry import TOKEN_BYTES, prepared_dir
+    from tailrace.models.prepared import open_prepared
     from tailrace.terms import ModelError
 
     checkpoint = open_prepared(path, root=cache, tokenizer=tokenizer)
@@ -61,6 +62,24 @@ def _open_files(path: Path, cache: Path | None) -> Opened:
         assets = replace(assets, tokenizer_json=data, tokenizer_config=config, gguf=None)
         checkpoint = replace(checkpoint, text=assets)
     return Opened(path, cache, checkpoint, TokenBytes.from_tokenizer(json.loads(data)), (data, config))
+
+
+def open_text(path: Path, cache: Path | None) -> tuple[TextAssets, int, TokenBytes, Opened | None]:
+    """What `text` needs of a model: assets, rows of its head, and table; and the whole model, to `keep`, where no
+    prepared entry was found. Raises ModelError."""
+    from tailrace.models import entry
+    from tailrace.terms import ModelError
+
+    found = entry.open_text(path, root=cache)
+    if found is not None:
+        try:
+            table = TokenBytes.load(found.token_bytes)
+            return found.assets, found.rows or len(table), table, None
+        except (OSError, ModelError):
+            pass  # damaged: worked out again below
+    opened = _open_files(path, cache)
+    rows = opened.checkpoint.config.get("vocab_size")  # the engine checks it
+    return opened.checkpoint.text, rows if isinstance(rows, int) else len(opened.table), opened.table, opened
 
 
 def keep(opened: Opened) -> None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import msgspec
-import zmq
 
 from tailrace.engine.protocol import (
     Abort,
@@ -33,14 +32,12 @@ from tailrace.engine.protocol import (
 )
 from tailrace.engine.spec import EngineSpec
 from tailrace.engine.supervisor import Backoff, Bounds, EngineProcess, Pulse, death_notice, spawn
+from tailrace.engine.wire import Peer
 from tailrace.terms import EngineDied, Event, EventKind, Overloaded, TailraceError
 
 State = Literal["new", "starting", "ready", "down", "failed", "closed"]
 TICK = 0.5
 """Seconds between two looks at the engine's pulse."""
-RETRY = 0.01
-"""Seconds until a request is offered again to an engine whose end of the downward socket is not connected yet: it may
-say `Ready` on the other one first."""
 RESUBMITS = 1
 """How often a queued request is handed to another engine. An engine that dies in the step that admits a request takes
 the news of that with it, so the request that killed it may look like one that was queued: it gets no third engine."""
@@ -96,16 +93,12 @@ class EngineClient:
         self._not_admitted = 0
         self._process: EngineProcess | None = None
         self._pulse = Pulse(0.0)
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._up: zmq.Socket[bytes] | None = None
-        self._down: zmq.Socket[bytes] | None = None
-        self._up_fd = -1
+        self._peer: Peer | None = None
         self._pid_fd = -1
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(FromEngine).decode
         self._watch: asyncio.Task[None] | None = None
         self._restart: asyncio.TimerHandle | None = None
-        self._retry: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -123,8 +116,7 @@ class EngineClient:
         self._pulse = Pulse(process.spawned_at)
 
     async def start(self) -> None:
-        """Opens the sockets and begins to supervise. Returns at once; `wait_ready` waits."""
-        self._context = zmq.Context(io_threads=1)
+        """Begins to listen and to supervise. Returns at once; `wait_ready` waits."""
         self.spawn()
         self._open()
         self._watch = asyncio.create_task(self._watch_pulse(), name="engine watch")
@@ -150,25 +142,22 @@ class EngineClient:
     async def close(self) -> None:
         """Ends the engine at once; whatever is still held fails."""
         self.state = "closed"
-        for timer in (self._restart, self._retry):
-            if timer is not None:
-                timer.cancel()
+        if self._restart is not None:
+            self._restart.cancel()
         if self._watch is not None:
             self._watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watch
         if self._process is not None and self.ready is not None:
             self._send(Control("stop"))
-        self._shut()
         if self._process is not None:
             process = self._process
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     while process.exit_code() is None:
                         await asyncio.sleep(0.01)
+            self._shut()
             process.kill()
-        if self._context is not None:
-            self._context.destroy(linger=0)
         self._fail_held("the server is shutting down", queue_survives=False)
         self._changed.set()
 
@@ -259,14 +248,10 @@ class EngineClient:
         self._send(Control("reset_prefix"))
 
     def _hand_over(self, held: _Held) -> None:
-        if self.state != "ready":
-            return  # it is handed over when the next engine is
-        held.sent = self._send(held.submit)
-        if not held.sent and self._retry is None:
-            self._retry = asyncio.get_running_loop().call_later(RETRY, self._hand_over_unsent)
+        if self.state == "ready":  # otherwise it is handed over when the next engine is
+            held.sent = self._send(held.submit)
 
     def _hand_over_unsent(self) -> None:
-        self._retry = None
         for held in list(self._held.values()):
             if not held.sent:
                 self._hand_over(held)
@@ -283,22 +268,11 @@ class EngineClient:
     # Messages
 
     def _send(self, message: ToEngine) -> bool:
-        if self._down is None:
-            return False
-        try:
-            self._down.send(self._encode(message), zmq.NOBLOCK)
-        except zmq.Again:  # the peer is gone; its end is noticed elsewhere
-            return False
-        return True
+        """False where there is no engine to take it: its end is noticed elsewhere."""
+        return self._peer is not None and self._peer.send(self._encode(message))
 
-    def _readable(self) -> None:
-        """Takes everything in: ZeroMQ's descriptor only signals changes, so one wake-up must empty the socket."""
-        while self._up is not None:
-            try:
-                data = self._up.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._receive(self._decode(data))
+    def _take(self, data: memoryview | bytes) -> None:
+        self._receive(self._decode(data))
 
     def _receive(self, message: FromEngine) -> None:
         now = time.monotonic()
@@ -307,19 +281,20 @@ class EngineClient:
                 self._pulse.beat(now)
                 self._pulse.moved_at = now
                 self.gauges = gauges
-                if events:
+                plain = all(event.kind is EventKind.TOKEN for event in events)
+                if not plain:
                     self._note(events)
+                if events:
                     self._tell(events)
                 for output in outputs:
                     self._spread(output)
-                for event in events:
-                    if event.kind is EventKind.FINISHED or event.kind is EventKind.FAILED:
-                        self._end(event)
+                if not plain:
+                    self._end(events)
             case Heartbeat(progress=progress, gauges=gauges):
                 self._pulse.beat(now, progress)
                 self.gauges = gauges
                 self.baseline = self.baseline or gauges
-            case Ready():
+            case Ready() if self.state == "starting":
                 self._pulse.ready_at = now
                 self._pulse.beat(now)
                 self._pulse.moved_at = now
@@ -355,11 +330,13 @@ class EngineClient:
         if sink is not None:
             sink.output(output)
 
-    def _end(self, event: Event) -> None:
+    def _end(self, events: Sequence[Event]) -> None:
         """An engine that closes a request by its event alone (an abort) is done with it too."""
-        held = self._held.get(event.request)
-        if held is not None and held.sink is None:
-            self._forget(event.request)
+        for event in events:
+            if event.kind is EventKind.FINISHED or event.kind is EventKind.FAILED:
+                held = self._held.get(event.request)
+                if held is not None and held.sink is None:
+                    self._forget(event.request)
 
     def _tell(self, events: Sequence[Event]) -> None:
         for listener in self._listeners:
@@ -368,40 +345,28 @@ class EngineClient:
     # Supervision
 
     def _open(self) -> None:
-        """Binds the sockets of the current process."""
+        """Listens to the current process."""
         assert self._process is not None
-        assert self._context is not None
         loop = asyncio.get_running_loop()
         self.state = "starting"
-        self._up = self._context.socket(zmq.PULL)
-        self._down = self._context.socket(zmq.PUSH)
-        for socket, address in ((self._up, self._process.up), (self._down, self._process.down)):
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.set_hwm(0)
-            socket.bind(address)
-        self._up_fd = int(self._up.getsockopt(zmq.FD))
-        loop.add_reader(self._up_fd, self._readable)
+        self._peer = Peer(self._process.connection, loop, self._take)
         with contextlib.suppress(ProcessLookupError):  # it may have ended already; the next tick sees that
             self._pid_fd = os.pidfd_open(self._process.process.pid)
             loop.add_reader(self._pid_fd, self._exited)
-        loop.call_soon(self._readable)
 
     def _shut(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._up_fd >= 0:
-            loop.remove_reader(self._up_fd)
         if self._pid_fd >= 0:
-            loop.remove_reader(self._pid_fd)
+            asyncio.get_running_loop().remove_reader(self._pid_fd)
             os.close(self._pid_fd)
-        self._up_fd = self._pid_fd = -1
-        for socket in (self._up, self._down):
-            if socket is not None:
-                socket.close(linger=100 if self.state == "closed" else 0)
-        self._up = self._down = None
+            self._pid_fd = -1
+        if self._peer is not None:
+            self._peer.close()
+            self._peer = None
 
     def _exited(self) -> None:
         assert self._process is not None
-        self._readable()  # its last words
+        if self._peer is not None:
+            self._peer.read()  # its last words
         code = self._process.exit_code()
         self._died(f"the engine process ended: {self.error or death_notice(code)}")
 
@@ -409,7 +374,6 @@ class EngineClient:
         before = time.monotonic()
         while True:
             await asyncio.sleep(TICK)
-            self._readable()
             now = time.monotonic()
             late, before = now - before > 3 * TICK, now
             if late or self.state not in ("starting", "ready") or self._process is None:

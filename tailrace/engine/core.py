@@ -40,7 +40,7 @@ class Drawn:
 
 
 class Flight:
-    """A step that runs: its plan, when it was launched, whom it left out, and whose the rows of its result are."""
+    """A step that runs: its plan, when it began (`EventKind`), whom it left out, and whose its result's rows are."""
 
     __slots__ = ("begin", "plan", "sampled", "scored", "stalled")
 
@@ -239,13 +239,13 @@ class EngineCore:
         for request in self.scheduler.overdue(now):
             self._end(request, "timeout")
         if ended is None or outcome is None:
-            self._events += self._launch()
+            self._events += self._launch(None)
         elif isinstance(outcome, Exception):
             self._fail(ended, outcome)
-            self._events += self._launch()
+            self._events += self._launch(now)
         else:
             drawn = self._apply(ended, outcome)
-            launched = self._launch()
+            launched = self._launch(now)
             self._tell(ended, outcome, drawn, now)
             self._events += launched
         return self._news()
@@ -295,9 +295,9 @@ class EngineCore:
         self.scheduler.withdraw(ended.plan, self._next)
         self._stale = True
 
-    def _launch(self) -> list[Event]:
+    def _launch(self, since: float | None) -> list[Event]:
         """Brings the next plan up to date and launches it; leaves nothing running where there is nothing to compute.
-        Returns the events of the launch."""
+        `since`: when the step that it follows ended, if there was one. Returns the events of the launch."""
         now = self._clock()
         scheduler = self.scheduler
         plan = self._next
@@ -305,18 +305,18 @@ class EngineCore:
             plan = scheduler.plan(now, plan)
         self._next, self._stale = None, False
         events = [
-            Event(request.id, EventKind.PREEMPTED, now, cause=cause)
+            Event(request.id, EventKind.PREEMPTED, now if since is None else since, cause=cause)
             for request, cause in scheduler.preempted
             if request.state is not State.FINISHED
         ]
         scheduler.preempted.clear()
-        if not plan.chunks:
-            return events
         for request in plan.admitted:
             self._builder.seat(request)
             events.append(Event(request.id, EventKind.ADMITTED, now, cached=request.hit, cause=request.waited_for))
+        if not plan.chunks:
+            return events
         scheduler.launch(plan)
-        self._flight = Flight(plan, now, scheduler.stalled(plan))
+        self._flight = Flight(plan, now if since is None else since, scheduler.stalled(plan))
         self._runner.launch(self._builder.build(plan))
         return events
 

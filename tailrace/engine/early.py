@@ -1,8 +1,8 @@
 """An engine process that starts before its settings are known: `python -m tailrace.engine.early`.
 
 Interpreter and imports are most of an engine's start, and need no settings. So the command line starts one of these at
-once, works out what is to be served meanwhile, and hands it over: one line on the process's standard input. Where that
-closes without a line the process ends. Light at import: this is the first thing that `tailrace serve` loads.
+once, works out what is to be served meanwhile, and hands it over as the first message on their socket. Where that
+closes without one the process ends. Light at import: this is the first thing that `tailrace serve` loads.
 """
 
 from __future__ import annotations
@@ -10,55 +10,56 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
+from socket import socket
 from typing import TYPE_CHECKING
+
+from tailrace.engine.wire import pair
 
 if TYPE_CHECKING:
     from tailrace.engine.spec import EngineSpec
     from tailrace.engine.supervisor import EngineProcess
 
 
-def begin() -> subprocess.Popen[bytes]:
-    """Starts a process that waits for `hand_over`, in a session of its own (see `supervisor.spawn`)."""
-    command = [sys.executable, "-m", "tailrace.engine.early"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+@dataclass(frozen=True)
+class Waiting:
+    """A process that waits for `hand_over`, and our end of the line to it."""
+
+    process: subprocess.Popen[bytes]
+    connection: socket
 
 
-def hand_over(process: subprocess.Popen[bytes], spec: EngineSpec) -> EngineProcess:
-    """Tells the process what to serve; from here on it is an engine like any other. A process that has ended by now is
-    handed over all the same: its supervisor notices and starts another."""
-    import contextlib
-    import json
-    import time
-    from dataclasses import asdict
-
-    from tailrace.engine.supervisor import EngineProcess, private_directory
-
-    directory, now = private_directory(), time.monotonic()
-    arguments = [json.dumps(asdict(spec)), directory, str(os.getpid()), repr(now)]
-    with contextlib.suppress(BrokenPipeError):
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(arguments).encode() + b"\n")
-        process.stdin.close()
-    return EngineProcess(process, directory, now)
+def begin() -> Waiting:
+    """Starts a process that waits, in a session of its own (as `supervisor.begin` does, without importing that)."""
+    ours, theirs = pair()
+    with theirs:
+        command = [sys.executable, "-m", "tailrace.engine.early"]
+        return Waiting(subprocess.Popen(command, stdin=theirs.fileno(), start_new_session=True), ours)
 
 
-def give_up(process: subprocess.Popen[bytes]) -> None:
+def hand_over(waiting: Waiting, spec: EngineSpec) -> EngineProcess:
+    """Tells the process what to serve; from here on it is an engine like any other."""
+    from tailrace.engine import supervisor
+
+    return supervisor.hand_over(waiting.process, waiting.connection, spec)
+
+
+def give_up(waiting: Waiting) -> None:
     """Ends a process that got nothing to serve."""
-    process.kill()
-    process.communicate()
+    waiting.process.kill()
+    waiting.process.wait()
+    waiting.connection.close()
 
 
 def _main() -> int:
-    """Imports what the usual engine needs, waits for the line, and is the engine."""
-    import json
+    """Imports what the usual engine needs, waits to be told, and is the engine."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from tailrace.engine import process
 
     _import_ahead()
-    line = sys.stdin.readline()
-    return process.main(json.loads(line)) if line.endswith("\n") else 0
+    return process.main()
 
 
 def _import_ahead() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tailrace.backends import PAGE_SIZE, Backend
 from tailrace.engine.process import Loaded
@@ -13,7 +13,7 @@ from tailrace.engine.spec import EngineSpec
 from tailrace.terms import ModelError
 
 if TYPE_CHECKING:
-    from tailrace.models.decoder import Model
+    from tailrace.models.decoder import Model, ModelConfig
 
 KV_BYTES = {"bf16": 2, "f16": 2, "f32": 4}
 POOL_CONTEXTS = 4
@@ -72,21 +72,33 @@ def pool_sizes(spec: EngineSpec, model_context: int, token_bytes: int, free: int
     return tokens, context
 
 
+def check_context(spec: EngineSpec, shape: ModelConfig) -> None:
+    """Raises ModelError where more context is asked for than the model's position encoding reaches."""
+    asked, most = spec.max_context, shape.extended_context
+    if asked is not None and asked > most:
+        raise ModelError(
+            f"a context of {asked} tokens is more than this model can serve ({most}): give a --max-context of at most "
+            f"{most}, or none for its own {shape.max_context}"
+        )
+
+
 def cache_root(spec: EngineSpec) -> Path | None:
     """The root of the model cache; None is the default one."""
     return Path(spec.cache_dir) if spec.cache_dir is not None else None
 
 
 def build_backend(spec: EngineSpec, model: Model, *, pages: int, context: int, vocab: int) -> Backend:
-    """The backend that `spec` names. Raises ModelError where it cannot run here, or not as asked."""
+    """The backend that `spec` names; `vocab` is the number of ids that have a token (the head may have more rows).
+    Raises ModelError where it cannot run here, or not as asked."""
     if spec.backend == "reference":
         from tailrace.backends.reference import ReferenceBackend
 
         if spec.kv_dtype not in ("f32", "bf16"):
             raise ModelError(f"the reference backend keeps KV as f32 or bf16, not {spec.kv_dtype}")
-        return ReferenceBackend(model, pages=pages, kv_dtype="f32" if spec.kv_dtype == "f32" else "bf16")
+        kept: Literal["f32", "bf16"] = "f32" if spec.kv_dtype == "f32" else "bf16"
+        return ReferenceBackend(model, pages=pages, kv_dtype=kept, vocab_limit=vocab)
     from tailrace.backends.cpu import CpuBackend
-    from tailrace.models.prepared import prepared_dir
+    from tailrace.models.entry import prepared_dir
 
     return CpuBackend(
         model,
@@ -104,7 +116,7 @@ def build_backend(spec: EngineSpec, model: Model, *, pages: int, context: int, v
 
 def identity(spec: EngineSpec, backend: Backend, context: int) -> bytes:
     """What a cached page's numbers depend on besides its tokens: the model's files, and how they are computed with."""
-    from tailrace.models.prepared import prepared_dir
+    from tailrace.models.entry import prepared_dir
 
     files = prepared_dir(Path(spec.model), cache_root(spec)).name
     return f"{files} {backend.name} {backend.kernels} {spec.kv_dtype} {context}".encode()
@@ -132,6 +144,7 @@ def load(spec: EngineSpec) -> Loaded:
     lap("open")
     shape = model_config(checkpoint)
     token_bytes = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, spec.kv_dtype)
+    check_context(spec, shape)
     kv_tokens, context = pool_sizes(spec, shape.max_context, token_bytes, available_memory())
     model = load_model(checkpoint, max_context=context)
     vocab = min(len(opened.table), model.vocab)
@@ -164,6 +177,6 @@ def load(spec: EngineSpec) -> Loaded:
         threads=getattr(backend, "threads", spec.threads or os.cpu_count() or 1),
         weight_bytes=backend.weight_bytes,
         kv_bytes=backend.kv_bytes,
-        first_token=min(256, vocab // 2),
+        warm_tokens=(max(0, min(256, vocab - 64)), min(64, vocab)),
         phases=phases,
     )

@@ -1,8 +1,9 @@
-"""The engine process: `python -m tailrace.engine.process SPEC DIRECTORY PARENT SPAWNED_AT`.
+"""The engine process: `python -m tailrace.engine.process`, with its line to the API process as standard input.
 
-Loads the model, warms up both phases through the real path, says `Ready`, and then steps: take in what has arrived,
-run a step, send the news. A helper thread sends heartbeats, so that a long step is not taken for a hang. It ends with
-its parent. Imports no tokenizer, template or HTTP code.
+The first message says what to serve. It loads the model, warms up both phases through the real path, says `Ready`, and
+then steps: take in what has arrived, run a step, send the news. One helper thread reads, so that a step costs no look
+at the socket; another sends heartbeats, so that a long step is not taken for a hang. It ends with its parent. Imports
+no tokenizer, template or HTTP code.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Protocol
 
 import msgspec
-import zmq
 
 from tailrace.engine.protocol import (
     Abort,
@@ -38,12 +39,13 @@ from tailrace.engine.protocol import (
     Tokens,
 )
 from tailrace.engine.spec import EngineSpec
+from tailrace.engine.wire import Line
 from tailrace.terms import ModelError, TailraceError
 
 BEAT = 0.5
 """Seconds between heartbeats, idle or not."""
-IDLE_POLL_MS = 1000
-"""Longest sleep of an idle engine; a message wakes it at once."""
+IDLE = 1.0
+"""Seconds of rest after which an engine looks over its books, once until it works again."""
 WARM_PROMPT = 64
 WARM_OUTPUT = 2
 PR_SET_PDEATHSIG = 1
@@ -71,6 +73,8 @@ class Core(Protocol):
 
     def step(self, intake: Callable[[], None] | None = None) -> Tokens | None: ...
 
+    def check_integrity(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -86,7 +90,9 @@ class Loaded:
     threads: int
     weight_bytes: int
     kv_bytes: int
-    first_token: int  # an ordinary token: the warm-up prompt is made of it and its neighbours
+    warm_tokens: tuple[
+        int, int
+    ]  # the warm-up prompt is made of these ids: first and count; ordinary ones where there are
     phases: dict[str, float]
 
 
@@ -124,7 +130,8 @@ def warm_up(loaded: Loaded, request: str = "warm-up") -> None:
     """One prompt of some hundred tokens and a few decode steps, through the core itself; its pages are forgotten."""
     core = loaded.core
     length = max(1, min(WARM_PROMPT, loaded.max_context - WARM_OUTPUT - 1))
-    prompt = [loaded.first_token + i % 64 for i in range(length)]
+    first, count = loaded.warm_tokens
+    prompt = [first + i % count for i in range(length)]
     params = SamplingParams(max_tokens=WARM_OUTPUT, min_tokens=WARM_OUTPUT, temperature=0.0, ignore_eos=True)
     core.submit(Submit(request, prompt, params))
     finished = False
@@ -140,40 +147,40 @@ def warm_up(loaded: Loaded, request: str = "warm-up") -> None:
 
 
 class Serving:
-    """The loop between the sockets and the core."""
+    """The loop between the line and the core."""
 
-    def __init__(self, loaded: Loaded, context: zmq.Context[zmq.Socket[bytes]], up: str, down: str) -> None:
+    def __init__(self, loaded: Loaded, line: Line) -> None:
         self._core = loaded.core
-        self._context = context
-        self._up_address = up
-        self._up = connect(context, zmq.PUSH, up)
-        self._down = connect(context, zmq.PULL, down)
+        self._line = line
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(ToEngine).decode
+        self._inbox: SimpleQueue[ToEngine | None] = SimpleQueue()  # None only wakes
         self._leaving = False
+        self._checked = False  # the books, since the last request
         self._stopped = threading.Event()
         self._gauges = loaded.core.gauges
 
     def send(self, message: FromEngine) -> None:
-        """Hands a message over; queues are unbounded here, since what is held bounds them."""
-        self._up.send(self._encode(message))
+        """Hands a message over."""
+        self._line.send(self._encode(message))
 
     def leave(self) -> None:
-        """Takes nothing new, and ends the loop when nothing is held."""
+        """Takes nothing new, and ends the loop when nothing is held. May be called from a signal handler."""
         self._core.draining = True
         self._leaving = True
+        self._inbox.put(None)
 
     def run(self) -> None:
         """Until stopped, or drained. The first heartbeat tells the counters from which this engine starts."""
         self.send(self._heartbeat())
         beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         beats.start()
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
         core, take_in = self._core, self._take_in
         while not self._stopped.is_set():
             if not core.has_work:
                 if self._leaving:
                     break
-                self._down.poll(IDLE_POLL_MS)
+                self._rest()
             news = core.step(take_in)
             if news is not None:
                 self._gauges = news.gauges
@@ -181,72 +188,83 @@ class Serving:
         self._stopped.set()
         beats.join()
 
+    def _rest(self) -> None:
+        """Waits for a message. An engine that has rested a while checks that all it lent has come back."""
+        try:
+            message = self._inbox.get(timeout=None if self._checked else IDLE)
+        except Empty:
+            self._core.check_integrity()
+            self._checked = True
+            return
+        self._checked = False
+        self._handle(message)
+
     def _take_in(self) -> None:
         """Everything that has arrived; the core calls this right before it launches a step."""
-        while True:
-            try:
-                message = self._decode(self._down.recv(zmq.NOBLOCK))
-            except zmq.Again:
-                return
-            match message:
-                case Submit():
-                    self._core.submit(message)
-                case Abort(requests=requests):
-                    self._core.abort(requests)
-                case Control(verb="drain"):
-                    self._core.draining = True
-                case Control(verb="stop"):
-                    self._stopped.set()
-                case Control(verb="reset_prefix"):
-                    self._core.reset_prefix()
+        inbox = self._inbox
+        while not inbox.empty():
+            self._handle(inbox.get())
+
+    def _handle(self, message: ToEngine | None) -> None:
+        match message:
+            case Submit():
+                self._core.submit(message)
+            case Abort(requests=requests):
+                self._core.abort(requests)
+            case Control(verb="drain"):
+                self._core.draining = True
+            case Control(verb="stop"):
+                self._stopped.set()
+            case Control(verb="reset_prefix"):
+                self._core.reset_prefix()
+
+    def _read(self) -> None:
+        """Everything that the API process says, until that is gone: then there is nothing left to live for."""
+        decode = msgspec.msgpack.Decoder(ToEngine).decode
+        while (data := self._line.receive()) is not None:
+            self._inbox.put(decode(data))
+        if not self._stopped.is_set():
+            os._exit(1)
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(time.monotonic(), self._core.progress, self._gauges)
 
     def _beat(self) -> None:
-        """Signs of life from a socket of its own, whatever the main thread is busy with."""
-        socket = connect(self._context, zmq.PUSH, self._up_address)
+        """Signs of life, whatever the main thread is busy with."""
         while not self._stopped.wait(BEAT):
-            socket.send(msgspec.msgpack.encode(self._heartbeat()))
-        socket.close()
-
-
-def connect(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
-    """A socket without a high-water mark that keeps trying until the other side has bound."""
-    socket = context.socket(kind)
-    socket.set_hwm(0)
-    socket.setsockopt(zmq.RECONNECT_IVL, 10)
-    socket.setsockopt(zmq.LINGER, 2000)
-    socket.connect(address)
-    return socket
+            self.send(self._heartbeat())
 
 
 def die_with_parent(parent: int) -> None:
-    """Asks the kernel to end this process when its parent ends, and ends it now where that has happened."""
-    with contextlib.suppress(OSError, AttributeError):  # not Linux: the watcher below is enough
+    """Asks the kernel to end this process when its parent ends, and ends it now where that has happened. Where there is
+    no such kernel, the end of the line tells it (`Serving`), though only once it has started."""
+    with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(2.0)
-        os._exit(1)
 
-    threading.Thread(target=watch, name="parent watch", daemon=True).start()
+class Start(msgspec.Struct, frozen=True):
+    """The first message (JSON): what to serve, for which process, and when it decided so (monotonic seconds)."""
+
+    spec: EngineSpec
+    parent: int
+    spawned_at: float
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
     """Runs one engine until it is told to stop; returns the exit status."""
-    spec = msgspec.json.decode(arguments[0], type=EngineSpec)
-    directory, parent, spawned_at = arguments[1], int(arguments[2]), float(arguments[3])
-    phases = Phases(spawned_at)
+    line = Line.inherited()
+    told = line.receive()
+    if told is None:
+        return 0  # nobody wants an engine after all
+    start = msgspec.json.decode(told, type=Start)
+    spec = start.spec
+    phases = Phases(start.spawned_at)
     phases.lap("interpreter")
     gc.disable()  # nothing that start-up makes is garbage worth looking for
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent(parent)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-    up, down = f"ipc://{directory}/up", f"ipc://{directory}/down"
+    die_with_parent(start.parent)
     try:
         loaded = loader_of(spec)(spec)
         phases.lap("load")
@@ -256,7 +274,7 @@ def main(arguments: list[str]) -> int:
             warm_up(loaded)
         phases.lap("warm_up")
         laps["warm_up"] = phases.laps["warm_up"]
-        serving = Serving(loaded, context, up, down)
+        serving = Serving(loaded, line)
 
         def on_term(_signal: int, _frame: FrameType | None) -> None:
             serving.leave()
@@ -267,14 +285,15 @@ def main(arguments: list[str]) -> int:
         serving.send(ready_message(spec, loaded, laps))
         serving.run()
         loaded.core.close()
+    except ConnectionError:  # the API process is gone
+        return 1
     except Exception as error:  # noqa: BLE001 - last words: whatever it was, the parent must hear of it
         if not isinstance(error, TailraceError):
             traceback.print_exc()
-        socket = connect(context, zmq.PUSH, up)
-        socket.send(msgspec.msgpack.encode(Fatal(str(error) if isinstance(error, TailraceError) else repr(error))))
-        context.destroy(linger=1000)
+        with contextlib.suppress(ConnectionError):
+            line.send(msgspec.msgpack.encode(Fatal(str(error) if isinstance(error, TailraceError) else repr(error))))
         return 1
-    context.destroy(linger=1000)
+    line.close()
     return 0
 
 
@@ -296,7 +315,7 @@ def ready_message(spec: EngineSpec, loaded: Loaded, phases: dict[str, float]) ->
 
 
 if __name__ == "__main__":
-    status = main(sys.argv[1:])
+    status = main()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # worker threads of a native backend must not hold the exit up

@@ -1,4 +1,4 @@
-"""All that ever crosses between the API process and the engine process (msgspec msgpack over ZeroMQ).
+"""All that ever crosses between the API process and the engine process (msgspec msgpack; see `wire`).
 
 API to engine: `Submit`, `Abort`, `Control`. Engine to API: `Ready`, `Tokens`, `Heartbeat`, `Fatal`.
 """
@@ -35,6 +35,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    continues: bool = False  # the text goes on from the prompt's, so that a space with which it begins is part of it
     include_stop: bool = False  # keep the stop string in the text
     logprobs: int = -1  # -1: none; 0: of the chosen token; n: of the n likeliest too
     prompt_logprobs: int = -1  # the same for the prompt's tokens (completions' echo)

@@ -182,7 +182,12 @@ class Scheduler:
         return True
 
     def _prefill(self, plan: Plan, room: int) -> None:
-        """Shares out what is left among the prompts."""
+        """Shares out what is left among the prompts, after the token of each that was admitted with but one to compute:
+        a preempted one whose pages are all still known."""
+        for request in plan.admitted:
+            if room > 0 and request.id not in plan.chunks and request.decoding and request.todo:
+                plan.add(request, 1, decode=True)
+                room -= 1
         if plan.decodes == len(self.running):
             return
         prompts = [r for r in self.running if r.todo and not r.decoding]

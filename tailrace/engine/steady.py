@@ -29,8 +29,8 @@ class Steady:
         tables[:, :width] = batch.tables
         self.slots = list(slots)
         self._width = width + SPARE_PAGES
-        self._cells = memoryview(moving.reshape(-1))
-        self._tables = memoryview(tables.reshape(-1))
+        self._cells = moving.reshape(-1).data
+        self._tables = tables.reshape(-1).data
         self.batch = replace(
             batch,
             tokens=moving[0],

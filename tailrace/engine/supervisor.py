@@ -8,19 +8,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from socket import socket
 
 from tailrace.engine.spec import EngineSpec
-
-SOCKET_PATH_MAX = 100
-"""Bytes: Unix socket addresses hold 107."""
+from tailrace.engine.wire import frame, pair
 
 
 @dataclass
@@ -81,64 +78,52 @@ class Pulse:
 
 @dataclass(frozen=True)
 class EngineProcess:
-    """One engine process and the private directory (0700) of its two sockets."""
+    """One engine process and our end of the line to it (see `wire`)."""
 
     process: subprocess.Popen[bytes]
-    directory: str
+    connection: socket
     spawned_at: float
-
-    @property
-    def up(self) -> str:
-        """Address of what the engine says."""
-        return f"ipc://{self.directory}/up"
-
-    @property
-    def down(self) -> str:
-        """Address of what the engine is told."""
-        return f"ipc://{self.directory}/down"
 
     def exit_code(self) -> int | None:
         """None while it runs; negative is the signal that ended it."""
         return self.process.poll()
 
     def kill(self) -> None:
-        """Ends it at once, stopped or not, reaps it and removes its directory. May be called again."""
+        """Ends it at once, stopped or not, and reaps it. May be called again."""
         if self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGKILL)
             self.process.wait()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self.connection.close()
 
 
-def private_directory() -> str:
-    """A new directory that only this user can enter, with a path short enough for a Unix socket."""
-    path = tempfile.mkdtemp(prefix="tailrace-")
-    if len(os.fsencode(path)) > SOCKET_PATH_MAX - len("/down"):
-        os.rmdir(path)
-        path = tempfile.mkdtemp(prefix="tailrace-", dir="/tmp")
-    return path
+def begin(module: str, *, python: Sequence[str] = (sys.executable,)) -> tuple[subprocess.Popen[bytes], socket]:
+    """Starts an engine process, which waits for `hand_over`. It is in a session of its own: a terminal's Ctrl-C reaches
+    the parent alone, which decides."""
+    ours, theirs = pair()
+    try:
+        process = subprocess.Popen([*python, "-m", module], stdin=theirs.fileno(), start_new_session=True)
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return process, ours
+
+
+def hand_over(process: subprocess.Popen[bytes], connection: socket, spec: EngineSpec) -> EngineProcess:
+    """Tells a process that has begun what to serve. One that has ended by now is handed over all the same: whoever
+    supervises it notices."""
+    now = time.monotonic()
+    start = {"spec": asdict(spec), "parent": os.getpid(), "spawned_at": now}
+    with contextlib.suppress(ConnectionError):
+        connection.sendall(frame(json.dumps(start).encode()))
+    return EngineProcess(process, connection, now)
 
 
 def spawn(spec: EngineSpec, *, python: Sequence[str] = (sys.executable,)) -> EngineProcess:
-    """Starts an engine process and returns at once. It connects to its sockets when it needs them, so they may be
-    bound later. It is in a session of its own: a terminal's Ctrl-C reaches the parent alone, which decides."""
-    directory = private_directory()
-    now = time.monotonic()
-    command = [
-        *python,
-        "-m",
-        "tailrace.engine.process",
-        json.dumps(asdict(spec)),
-        directory,
-        str(os.getpid()),
-        repr(now),
-    ]
-    try:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-    except OSError:
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
-    return EngineProcess(process, directory, now)
+    """Starts an engine process and returns at once."""
+    return hand_over(*begin("tailrace.engine.process", python=python), spec)
 
 
 def death_notice(code: int | None) -> str:

@@ -10,9 +10,6 @@ import msgspec
 
 from tailrace.terms import Event, EventKind, Phase
 
-LAUNCH = 0.005
-"""Seconds between two steps that planning and launching the next one may take; a longer gap is nobody's."""
-
 
 class Timeline(msgspec.Struct, frozen=True):
     """Seconds and counts of one request. `phases` sums to `e2e` (up to rounding); `other` is part of it."""
@@ -128,9 +125,9 @@ class Fold:
             self.cursor = until
 
     def _step(self, event: Event, phase: Phase) -> None:
-        """A step [begin, at]: what lies before it is still the queue right after admission (the step before it was
-        running), its launch where that is short, else nobody's."""
-        if event.begin > self.cursor and (self.fresh or event.begin - self.cursor > LAUNCH):
+        """A step [begin, at]: what lies before it is still the queue right after admission, else nobody's. Between
+        steps that follow each other nothing lies (`terms.EventKind`)."""
+        if event.begin > self.cursor:
             self._spend(Phase.QUEUE if self.fresh else Phase.OTHER, event.begin)
         self.fresh = False
         self._spend(phase, event.at)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tailrace.backends import Weight
 from tailrace.terms import ModelError
 
 if TYPE_CHECKING:
+    from tailrace.backends import Weight
     from tailrace.models.files.gguf import GgufFile
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -172,9 +172,12 @@ def _folder_text(path: Path, config: dict[str, Any]) -> TextAssets:
             end = _token_id(path / name, "eos_token_id", value, vocab)
             if end is not None and end not in ends:
                 ends.append(end)
+    tokenizer = path / "tokenizer.json"
+    if not ends:
+        named = _named_token(tokenizer, settings, "eos_token")
+        ends += [] if named is None or named >= vocab else [named]
     bos = config.get("bos_token_id")
     add_bos = settings.get("add_bos_token")
-    tokenizer = path / "tokenizer.json"
     return TextAssets(
         tokenizer_json=_bytes(tokenizer) if tokenizer.exists() else None,
         tokenizer_config=settings,
@@ -184,6 +187,30 @@ def _folder_text(path: Path, config: dict[str, Any]) -> TextAssets:
         eos_ids=tuple(ends),
         add_bos=add_bos if isinstance(add_bos, bool) else None,
     )
+
+
+def _named_token(tokenizer: Path, settings: dict[str, Any], field: str) -> int | None:
+    """The id of a token that only the tokenizer's configuration names. A model whose end is not known never stops."""
+    text = settings.get(field)
+    text = text.get("content") if isinstance(text, dict) else text
+    if not isinstance(text, str):
+        return None
+    for key, entry in _entries(settings.get("added_tokens_decoder")):
+        if isinstance(entry, dict) and entry.get("content") == text and key.isdecimal():
+            return int(key)
+    parsed = _optional(tokenizer)
+    added = parsed.get("added_tokens")
+    for entry in added if isinstance(added, list) else ():
+        if isinstance(entry, dict) and entry.get("content") == text and type(entry.get("id")) is int:
+            return int(entry["id"])
+    model = parsed.get("model")
+    found = dict(_entries(model.get("vocab"))).get(text) if isinstance(model, dict) else None
+    return found if type(found) is int else None
+
+
+def _entries(value: Any) -> list[tuple[str, Any]]:
+    """A JSON object's items; none of anything else."""
+    return list(value.items()) if isinstance(value, dict) else []
 
 
 def _chat_template(path: Path, settings: dict[str, Any]) -> str | None:

@@ -8,7 +8,6 @@ renamed; `manifest.json` comes last, so an entry is there or not. Other rooms ma
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import zlib
@@ -22,60 +21,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.backends import Format, Weight
-from tailrace.models.checkpoint import Checkpoint, TextAssets, checkpoint_files
+from tailrace.models.checkpoint import Checkpoint
+from tailrace.models.entry import (
+    MANIFEST,
+    TOKEN_BYTES,
+    TOKENIZER,
+    Manifest,
+    TensorRow,
+    prepared_dir,
+    read_manifest,
+    seal,
+    text_of,
+)
 from tailrace.models.files.mapped import MappedWeight, PermutedWeight, Span, map_file, stored_bytes, weight
 from tailrace.terms import ModelError
 
-VERSION = 1
-"""Changes whenever what an entry holds, or what it is worked out from, does."""
-
-MANIFEST = "manifest.json"
-TOKENIZER = "tokenizer.json"
-TOKEN_BYTES = "token_bytes.bin"
-
 _log = logging.getLogger("tailrace")
-
-
-class _Tensor(msgspec.Struct, frozen=True, array_like=True):
-    """`file` counts in the manifest's list; `heads` > 0: rows of so many heads, interleaved (`PermutedWeight`)."""
-
-    name: str
-    format: Format
-    shape: tuple[int, ...]
-    file: int
-    begin: int
-    heads: int
-
-
-class _Manifest(msgspec.Struct, frozen=True):
-    name: str
-    path: str
-    source_format: str
-    config: dict[str, Any]
-    files: list[str]
-    tensors: list[_Tensor]
-    tokenizer_config: dict[str, Any]
-    chat_template: str | None
-    bos_id: int | None
-    eos_ids: tuple[int, ...]
-    add_bos: bool | None
-    tokenizer_crc: int
-    token_bytes_size: int
-
-
-def prepared_dir(path: Path, root: Path | None = None) -> Path:
-    """The folder of this model's entry, whether it is there or not. `root` is the cache (default: `TAILRACE_CACHE`,
-    else `~/.cache/tailrace`). Raises ModelError when there is no model at `path`."""
-    root = root or Path(os.environ.get("TAILRACE_CACHE") or Path.home() / ".cache" / "tailrace")
-    path = path.resolve()
-    identity: list[object] = [VERSION, str(path)]
-    for file in checkpoint_files(path):
-        try:
-            stat = file.stat()
-        except OSError as error:
-            raise ModelError(f"{file}: cannot be read ({error.strerror or error})") from error
-        identity += [file.name, stat.st_size, stat.st_mtime_ns]
-    return root / "prepared" / f"{_digest(str(path).encode())[:16]}-{_digest(msgspec.json.encode(identity))[:32]}"
 
 
 def open_prepared(path: Path, *, root: Path | None = None, tokenizer: bool = True) -> Checkpoint | None:
@@ -83,8 +44,8 @@ def open_prepared(path: Path, *, root: Path | None = None, tokenizer: bool = Tru
     its bytes are not read (the engine process does not need them)."""
     try:
         folder = prepared_dir(path, root)
-        manifest = _read_manifest(folder / MANIFEST)
-        text = _text(folder, manifest, tokenizer)
+        manifest = read_manifest(folder / MANIFEST)
+        text = text_of(folder, manifest, tokenizer)
         checkpoint_path = Path(manifest.path)
         return Checkpoint(
             checkpoint_path, manifest.name, manifest.config, _tensors(manifest), text, manifest.source_format
@@ -110,7 +71,7 @@ def publish_checkpoint(
     try:
         manifest = _manifest(checkpoint, tokenizer_json, tokenizer_config, len(token_bytes))
         body = msgspec.json.encode(manifest)
-        sealed = _seal(body)
+        sealed = seal(body)
         folder = prepared_dir(path, root)
         _write(folder / TOKENIZER, lambda file: _fill(file, tokenizer_json))
         _write(folder / TOKEN_BYTES, lambda file: _fill(file, token_bytes))
@@ -145,7 +106,7 @@ def _remove_stale(folder: Path) -> None:
 
 def _manifest(
     checkpoint: Checkpoint, tokenizer_json: bytes, tokenizer_config: dict[str, Any], token_bytes_size: int
-) -> _Manifest:
+) -> Manifest:
     files: dict[str, int] = {}
     tensors = []
     for tensor in checkpoint.tensors.values():
@@ -154,9 +115,9 @@ def _manifest(
         if not isinstance(stored, MappedWeight):
             raise ModelError(f"{checkpoint.path}: tensor {tensor.name} is not a view of a file")
         file = files.setdefault(str(stored.file.resolve()), len(files))
-        tensors.append(_Tensor(tensor.name, tensor.format, tensor.shape, file, stored.begin, heads))
+        tensors.append(TensorRow(tensor.name, tensor.format, tensor.shape, file, stored.begin, heads))
     text = checkpoint.text
-    return _Manifest(
+    return Manifest(
         name=checkpoint.name,
         path=str(checkpoint.path.resolve()),
         source_format=checkpoint.source_format,
@@ -173,59 +134,19 @@ def _manifest(
     )
 
 
-_SEAL = b'{"sha256":"%s","manifest":'
-_HEAD = len(_SEAL) - 2 + 64
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _seal(body: bytes) -> bytes:
-    """The manifest with its own digest before it, as one JSON object."""
-    return _SEAL % _digest(body).encode() + body + b"}"
-
-
-def _read_manifest(path: Path) -> _Manifest:
-    """Raises FileNotFoundError, other OSErrors, and ValueError when the file is not what `_seal` made."""
-    raw = path.read_bytes()
-    body = raw[_HEAD:-1]
-    if raw[:_HEAD] != _SEAL % _digest(body).encode():
-        raise ValueError(f"{path} does not have the digest that it names")
-    return msgspec.json.decode(body, type=_Manifest)
-
-
-def _text(folder: Path, manifest: _Manifest, tokenizer: bool) -> TextAssets:
-    data = None
-    if tokenizer:
-        data = (folder / TOKENIZER).read_bytes()
-        if zlib.crc32(data) != manifest.tokenizer_crc:
-            raise ValueError(f"{folder / TOKENIZER} does not have the checksum of its manifest")
-    if (folder / TOKEN_BYTES).stat().st_size != manifest.token_bytes_size:
-        raise ValueError(f"{folder / TOKEN_BYTES} does not have the size of its manifest")
-    return TextAssets(
-        tokenizer_json=data,
-        tokenizer_config=manifest.tokenizer_config,
-        gguf=None,
-        chat_template=manifest.chat_template,
-        bos_id=manifest.bos_id,
-        eos_ids=manifest.eos_ids,
-        add_bos=manifest.add_bos,
-    )
-
-
-def _tensors(manifest: _Manifest) -> dict[str, Weight]:
+def _tensors(manifest: Manifest) -> dict[str, Weight]:
     """The tensors as views of the model's own files. Raises ValueError when one does not fit in its file."""
     paths = [Path(file) for file in manifest.files]
     mapped: list[NDArray[np.uint8]] = [np.frombuffer(map_file(file), np.uint8) for file in paths]
     tensors: dict[str, Weight] = {}
     for entry in manifest.tensors:
-        end = entry.begin + stored_bytes(entry.format, entry.shape)
+        kind = Format(entry.format)
+        end = entry.begin + stored_bytes(kind, entry.shape)
         if not 0 <= entry.file < len(paths) or entry.begin < 0 or end > len(mapped[entry.file]):
             raise ValueError(f"tensor {entry.name} does not lie in its file")
         if not entry.shape or prod(entry.shape) == 0:
             raise ValueError(f"tensor {entry.name} has the shape {list(entry.shape)}")
-        span = Span(entry.name, entry.format, entry.shape, entry.begin, end)
+        span = Span(entry.name, kind, entry.shape, entry.begin, end)
         stored = weight(span, paths[entry.file], mapped[entry.file])
         tensors[entry.name] = PermutedWeight(stored, entry.heads) if entry.heads else stored
     return tensors

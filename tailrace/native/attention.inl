@@ -27,7 +27,7 @@ struct Pages {
 
 // Scores of R rows against P pages: s[r][p * 16 + lane] = scale * dot(q[r], key). `stride`: floats between rows of q.
 template <int R, int P, class Load>
-inline void score(const float *q, int64_t stride, int head_dim, float scale, Load load, float *s) {
+__attribute__((noinline)) void score(const float *q, int64_t stride, int head_dim, float scale, Load load, float *s) {
     F acc[R][P];
     for (int r = 0; r < R; r++)
         for (int p = 0; p < P; p++) acc[r][p] = f_zero();
@@ -45,7 +45,7 @@ inline void score(const float *q, int64_t stride, int head_dim, float scale, Loa
 
 // o[r][...] = sum over positions of p[r][position] * value[position].
 template <int R, int J, class Load>
-inline void weigh(const float *p, int64_t positions, Load load, float *o, int64_t stride) {
+__attribute__((noinline)) void weigh(const float *p, int64_t positions, Load load, float *o, int64_t stride) {
     F acc[R][J];
     for (int r = 0; r < R; r++)
         for (int j = 0; j < J; j++) acc[r][j] = f_zero();

@@ -7,12 +7,12 @@ namespace TR_NS {
 using namespace tailrace;
 
 #if defined(TR_AVX512)
-constexpr int INT_ROWS = 8, FLOAT_ROWS = 6, DIRECT_ROWS = 1;
+constexpr int INT_ROWS = 8, FLOAT_ROWS = 6;
 #else
-constexpr int INT_ROWS = 4, FLOAT_ROWS = 3, DIRECT_ROWS = 1;
+constexpr int INT_ROWS = 4, FLOAT_ROWS = 3;
 #endif
 
-constexpr int PREFETCH = 4096; // bytes ahead of the block that is multiplied, where one row reads weights once
+constexpr int PREFETCH = 4096; // bytes ahead of the block that is multiplied, where weights are read once
 
 template <bool WIDE> inline F load_scales(const uint8_t *p) {
     if constexpr (WIDE) return f_load(reinterpret_cast<const float *>(p));
@@ -40,7 +40,7 @@ inline void add_block(F (&acc)[R], const I (&sums)[R], const uint8_t *scales, co
 
 // R rows of four-bit weights. UNPACKED: `groups` holds the tile's groups, a byte each; else they are taken from nibbles.
 template <bool WIDE, Min MIN, int R, bool UNPACKED>
-void rows_i4(const Packed &w, int64_t tile, const uint8_t *groups, const Quantised &x, int64_t row, const Output &out) {
+__attribute__((noinline)) void rows_i4(const Packed &w, int64_t tile, const uint8_t *groups, const Quantised &x, int64_t row, const Output &out) {
     const int64_t blocks = w.k / 32;
     const size_t step = w.block_bytes();
     const uint8_t *p = w.data + size_t(tile) * w.tile_bytes();
@@ -55,7 +55,7 @@ void rows_i4(const Packed &w, int64_t tile, const uint8_t *groups, const Quantis
     }
     for (int64_t b = 0; b < blocks; b++, p += step) {
         DotSmall dot[R];
-        if constexpr (R == 1 && !UNPACKED)
+        if constexpr (!UNPACKED)
             for (int line = 0; line < 5; line++) __builtin_prefetch(p + PREFETCH + 64 * line, 0, 3);
         // low nibbles first, then high ones: fewer vectors alive at a time than a byte's two halves together
         for (int g = 0; g < 8; g++) {
@@ -72,7 +72,7 @@ void rows_i4(const Packed &w, int64_t tile, const uint8_t *groups, const Quantis
 }
 
 template <bool WIDE, Min MIN, int BLOCK, int R>
-void rows_i8(const Packed &w, int64_t tile, const Quantised &x, int64_t row, const Output &out) {
+__attribute__((noinline)) void rows_i8(const Packed &w, int64_t tile, const Quantised &x, int64_t row, const Output &out) {
     const int64_t blocks = w.k / BLOCK;
     const size_t step = w.block_bytes();
     const uint8_t *p = w.data + size_t(tile) * w.tile_bytes();
@@ -115,8 +115,8 @@ template <int MAX, class Call> inline void with_rows(int64_t rows, Call &&call) 
 
 template <bool WIDE, Min MIN>
 void tile_i4(const Packed &w, int64_t tile, const Quantised &x, int64_t row0, int64_t rows, const Output &out, uint8_t *scratch) {
-    if (rows <= DIRECT_ROWS) {
-        with_rows<DIRECT_ROWS>(rows, [&]<int R>() { rows_i4<WIDE, MIN, R, false>(w, tile, nullptr, x, row0, out); });
+    if (rows <= INT_ROWS) { // unpacking on the way is cheaper than keeping the nibbles unpacked
+        with_rows<INT_ROWS>(rows, [&]<int R>() { rows_i4<WIDE, MIN, R, false>(w, tile, nullptr, x, row0, out); });
         return;
     }
     const uint8_t *p = w.data + size_t(tile) * w.tile_bytes();

@@ -12,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "ceilings.h"
 #include "kernels.h"
 #include "pack.h"
 #include "pool.h"
@@ -209,6 +210,7 @@ class Recorder {
 
 NB_MODULE(_kernels, m) {
     m.def("available", &available);
+    m.def("read_rate", &read_rate, nb::arg("nbytes"), nb::arg("threads"), nb::arg("rounds"), nb::call_guard<nb::gil_scoped_release>());
     m.def("packed_shape", &shape_of, nb::arg("format"), nb::arg("n"), nb::arg("k"));
     m.def("pack", &pack, nb::arg("format"), nb::arg("rows"), nb::arg("k"), nb::arg("first_tile"), nb::arg("end_tile"), nb::arg("out"));
     nb::class_<Recorder>(m, "Program")

@@ -307,16 +307,21 @@ void Program::work_sample(const Op &op, int64_t r, int64_t first_wanted, int thr
     step_.logprob[w] = s.logprob;
 }
 
-void Program::work(const Op &op, int64_t task, int64_t rows, int64_t first_wanted, int thread) {
-    switch (op.code) {
-    case Code::Linear: return work_linear(op, task, rows, thread);
-    case Code::Attend: return work_attend(op, task, thread);
-    case Code::Merge: return work_merge(op, task);
-    case Code::Sample: return work_sample(op, task, first_wanted, thread);
+void Program::work(const Stage &s, int64_t task, int thread) {
+    switch (s.first->code) {
+    case Code::Linear: return work_linear(*s.first, task, s.rows, thread);
+    case Code::Attend: return work_attend(*s.first, task, thread);
+    case Code::Merge: return work_merge(*s.first, task);
+    case Code::Sample: return work_sample(*s.first, task, s.first_wanted, thread);
     default: break;
     }
-    const int64_t chunk = chunk_rows(rows), to = std::min(rows, (task + 1) * chunk);
-    for (int64_t r = task * chunk; r < to; r++) {
+    const int64_t chunk = chunk_rows(s.rows), from = task * chunk, to = std::min(s.rows, from + chunk);
+    for (const Op *op = s.first; op <= s.last; op++) work_rows(*op, from, to, s.first_wanted);
+}
+
+// Rows [from, to) of an operation that handles each row by itself.
+void Program::work_rows(const Op &op, int64_t from, int64_t to, int64_t first_wanted) {
+    for (int64_t r = from; r < to; r++) {
         switch (op.code) {
         case Code::Embed: k_->embed(weights_[size_t(op.weight)], step_.tokens[r], row(op.out, r), op.width); break;
         case Code::Norm:
@@ -395,13 +400,12 @@ void Program::replay(int thread, uint32_t step) {
         const int64_t begin = profiling_ && thread == 0 ? now_ns() : 0;
         uint32_t task;
         while (take(p, step, task)) {
-            const Stage &s = stages_[i];
-            work(*s.op, task, s.rows, s.first_wanted, thread);
+            work(stages_[i], task, thread);
             const uint64_t done = p.done.fetch_add(1) + 1;
             if (static_cast<uint32_t>(done) == p.tasks.load(std::memory_order_relaxed) && parked_.load() > 0) p.done.notify_all();
         }
         if (p.next.load(std::memory_order_acquire) >> 32 != step || !finish(p, p.tasks.load(std::memory_order_relaxed), step)) return;
-        if (begin) profile_[int(stages_[i].op->code)] += now_ns() - begin;
+        if (begin) profile_[int(stages_[i].first->code)] += now_ns() - begin;
     }
 }
 
@@ -414,10 +418,18 @@ void Program::plan_stages() {
     }
     const uint64_t number = uint64_t(number_.load() + 1) << 32;
     size_t count = 0;
+    const auto by_row = [](const Op &op) {
+        return op.code != Code::Linear && op.code != Code::Attend && op.code != Code::Merge && op.code != Code::Sample;
+    };
     const auto add = [&](const Op &op, int64_t rows, int64_t first_wanted) {
         const int64_t tasks = prepare(op, rows);
         if (tasks == 0) return;
-        stages_[count] = {&op, rows, first_wanted};
+        if (count > 0 && by_row(op) && stages_[count - 1].last + 1 == &op && by_row(*stages_[count - 1].last) &&
+            op.code != Code::Select) {
+            stages_[count - 1].last = &op;
+            return;
+        }
+        stages_[count] = {&op, &op, rows, first_wanted};
         Progress &p = progress_[count++];
         p.tasks.store(static_cast<uint32_t>(tasks));
         p.done.store(number);

@@ -115,8 +115,9 @@ class Program {
         std::atomic<uint32_t> tasks{0};
         alignas(64) std::atomic<uint64_t> done{0}; // likewise, above the number of tasks that are complete
     };
-    struct Stage { // an operation and the rows it works on
-        const Op *op;
+    // Operations that go together, and the rows they work on: one, or several that each handle a row by itself.
+    struct Stage {
+        const Op *first, *last;
         int64_t rows, first_wanted;
     };
 
@@ -125,7 +126,8 @@ class Program {
     Sequence sequence(int64_t s) const;
     void plan_attention(AttentionPlan &plan);
     int64_t prepare(const Op &op, int64_t rows);
-    void work(const Op &op, int64_t task, int64_t rows, int64_t first_wanted, int thread);
+    void work(const Stage &stage, int64_t task, int thread);
+    void work_rows(const Op &op, int64_t from, int64_t to, int64_t first_wanted);
     void work_linear(const Op &op, int64_t task, int64_t rows, int thread);
     void work_attend(const Op &op, int64_t task, int thread);
     void work_merge(const Op &op, int64_t task);

@@ -4,7 +4,7 @@ What lives here: `tokenizer.py` (`Text`: text to ids and back), `gguf.py` and `s
 GGUF metadata), `template.py`, `sandbox.py` and `guard.py` (chat templates; the caller's text never becomes a control
 token), `tokens.py` (`TokenBytes`: what each id spells), `detokenize.py`, `stop.py`.
 
-Called by `api` (everything) and by `engine` (`TokenBytes`, `Detokenizer`, `StopMatcher`, which import numpy only).
+Called by `api` (everything) and by `engine` (`TokenBytes`, `Detokenizer`, `StopMatcher`, which import nothing heavy).
 It must never know of requests, schedulers, HTTP or backends. Importing this package imports neither `tokenizers` nor
 `jinja2`: names are resolved on first use.
 """

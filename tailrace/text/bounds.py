@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tailrace.text.splits import SPLITS
 from tailrace.text.tokens import TokenBytes, byte_alphabet
 
@@ -61,11 +59,12 @@ class TokenBounds:
         return max(bound, _words(data)) if self._words else bound
 
 
+_LETTERS = bytes(ord("a") if chr(byte).isalpha() and byte < 128 else byte if byte == 0x20 else 0 for byte in range(256))
+
+
 def _words(data: bytes) -> int:
     """Letters of ASCII that follow a space."""
-    view = np.frombuffer(data, np.uint8)
-    letter = ((view[1:] | 0x20) - np.uint8(ord("a"))) < 26
-    return int(np.count_nonzero(letter & (view[:-1] == 0x20)))
+    return data.translate(_LETTERS).count(b" a")
 
 
 def _one_run_of_letters(step: dict[str, Any]) -> bool:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 import zlib
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from tailrace.terms import ModelError
 
@@ -94,25 +94,27 @@ class Spelling:
 class TokenBytes:
     """Id to bytes: id i spells blob[offsets[i] : offsets[i + 1]].
 
-    offsets is int32 [ids + 1], special is bool [ids] (control tokens, which produce no text unless asked for).
-    `leading`: n > 0 strips up to n spaces from the start of a text, 0 none, `STRIP_FIRST_TOKEN` see there.
-    Ids past the table (rows that pad the model's vocabulary) spell nothing.
+    `offsets` are 32-bit, one more than ids; `special` has a byte for each id, 1 for control tokens, which produce no
+    text unless asked for. `leading`: n > 0 strips up to n spaces from the start of a text, 0 none, `STRIP_FIRST_TOKEN`
+    see there. Ids past the table (rows that pad the model's vocabulary) spell nothing. Plain memory, no numpy: a token
+    costs two look-ups, and a process that only decodes text need not import it.
     """
 
-    def __init__(self, blob: bytes, offsets: NDArray[np.int32], special: NDArray[np.bool_], leading: int = 0) -> None:
+    def __init__(self, blob: bytes, offsets: array[int], special: bytes, leading: int = 0) -> None:
         self._blob = blob
         self._offsets = offsets
         self._special = special
+        self._size = len(special)
         self.leading = leading
 
     @staticmethod
     def build(spelled: Sequence[bytes], special: Iterable[int], leading: int = 0) -> TokenBytes:
         """From the bytes of each id, in order, and the ids of the control tokens."""
-        offsets = np.zeros(len(spelled) + 1, np.int32)
-        np.cumsum(np.fromiter(map(len, spelled), np.int64, len(spelled)), out=offsets[1:])
-        flags = np.zeros(len(spelled), np.bool_)
-        flags[list(special)] = True
-        return TokenBytes(b"".join(spelled), offsets, flags, leading)
+        offsets = array("i", accumulate(map(len, spelled), initial=0))
+        flags = bytearray(len(spelled))
+        for token in special:
+            flags[token] = 1
+        return TokenBytes(b"".join(spelled), offsets, bytes(flags), leading)
 
     @staticmethod
     def from_tokenizer(data: dict[str, Any]) -> TokenBytes:
@@ -131,26 +133,26 @@ class TokenBytes:
         return TokenBytes.build(spelling.spell(tokens), special, spelling.leading)
 
     def __len__(self) -> int:
-        return len(self._special)
+        return self._size
 
     def __getitem__(self, token: int) -> bytes:
         """What an id spells; nothing for ids outside of the table."""
-        if not 0 <= token < len(self._special):
+        if not 0 <= token < self._size:
             return b""
         return self._blob[self._offsets[token] : self._offsets[token + 1]]
 
     def is_special(self, token: int) -> bool:
         """Whether an id is a control token."""
-        return 0 <= token < len(self._special) and bool(self._special[token])
+        return 0 <= token < self._size and self._special[token] == 1
 
     @property
     def longest(self) -> int:
         """Bytes of the longest token."""
-        return int(np.diff(self._offsets).max(initial=0))
+        return max((end - begin for begin, end in pairwise(self._offsets)), default=0)
 
     def to_bytes(self) -> bytes:
         """The table as one string of bytes, little-endian."""
-        body = self._offsets.astype("<i4").tobytes() + self._special.tobytes() + self._blob
+        body = _little(self._offsets).tobytes() + self._special + self._blob
         return (
             _HEADER.pack(_MAGIC, len(self), self.leading, zlib.crc32(body, self.leading & 0xFFFFFFFF), len(self._blob))
             + body
@@ -166,9 +168,8 @@ class TokenBytes:
         split = 4 * (ids + 1)
         if magic != _MAGIC or len(body) != split + ids + size or zlib.crc32(body, leading & 0xFFFFFFFF) != crc:
             raise ModelError("the token table is damaged")
-        offsets = np.frombuffer(body, "<i4", ids + 1).astype(np.int32)
-        special = np.frombuffer(body, np.bool_, ids, split)
-        return TokenBytes(body[split + ids :], offsets, special, leading)
+        offsets = array("i", body[:split])
+        return TokenBytes(body[split + ids :], _little(offsets), body[split : split + ids], leading)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the table to a file."""
@@ -181,3 +182,12 @@ class TokenBytes:
             return TokenBytes.from_bytes(Path(path).read_bytes())
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from None
+
+
+def _little(values: array[int]) -> array[int]:
+    """The same numbers to or from little-endian bytes."""
+    if sys.byteorder == "little":
+        return values
+    swapped = values[:]
+    swapped.byteswap()
+    return swapped

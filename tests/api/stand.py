@@ -94,7 +94,7 @@ def build(spec: EngineSpec, kind: type[Parrot]) -> Loaded:
         threads=1,
         weight_bytes=0,
         kv_bytes=0,
-        first_token=FIRST_BYTE,
+        warm_tokens=(FIRST_BYTE, 64),
         phases={"build": 0.0},
     )
 

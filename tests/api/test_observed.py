@@ -79,6 +79,7 @@ def test_names_labels_and_buckets_are_vllms(watched: Running) -> None:
     assert bounds[:3] == ["0.001", "0.005", "0.01"]
     assert bounds[-2:] == ["2560.0", "+Inf"]
     assert found["vllm:cache_config_info"].samples[0].labels["block_size"] == "16"
+    assert found["vllm:cache_config_info"].samples[0].labels["enable_prefix_caching"] == "True"
 
 
 def test_strangers_cannot_make_new_series(watched: Running) -> None:

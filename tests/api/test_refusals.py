@@ -60,6 +60,8 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("service_tier", "flex"),
     ("echo", True),
     ("cache_salt", "x"),
+    ("prompt_cache_key", "x"),
+    ("safety_identifier", "x"),
     ("skip_special_tokens", False),
 ]
 

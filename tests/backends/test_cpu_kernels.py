@@ -105,9 +105,7 @@ def logits(backend: Any, rows: list[int]) -> np.ndarray:
 
 
 def on_cpu(model: Any, kernels: str, threads: int = 2) -> CpuBackend:
-    return CpuBackend(
-        model, pages=1, max_context=256, step_tokens=128, max_running=4, threads=threads, kernels=kernels
-    )
+    return CpuBackend(model, pages=1, max_context=256, step_tokens=128, max_running=4, threads=threads, kernels=kernels)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -250,9 +248,7 @@ def test_a_padded_row_of_the_head_is_never_drawn(kernels: str) -> None:
     weight = rng.normal(size=(100, 32))
     weight[70:] *= 50  # the padding rows would win every draw
     model = OneLinear(floats("t", rng.normal(size=(64, 32))), floats("w", weight))
-    backend = CpuBackend(
-        model, pages=1, max_context=64, step_tokens=64, max_running=1, kernels=kernels, vocab_limit=70
-    )
+    backend = CpuBackend(model, pages=1, max_context=64, step_tokens=64, max_running=1, kernels=kernels, vocab_limit=70)
     for params in ({"temperature": 0.0}, {"temperature": 2.0}, {"temperature": 2.0, "top_p": 0.99}):
         biased = {"bias_start": np.arange(65), "bias_token": np.full(64, 99), "bias_value": np.full(64, 100.0)}
         step = batch([(range(64), 0, [0] * 4)], range(64), seed=np.arange(64), logprobs=5, **params, **biased)

@@ -197,3 +197,23 @@ def test_chunks_of_every_size_give_the_same_tokens(step_tokens: int) -> None:
     driver.run()
     driver.assert_alone()
     assert max(tokens for _, tokens in driver.backend.steps) == min(step_tokens, 1500)
+
+
+@pytest.mark.parametrize("pages", range(3, 10))
+@pytest.mark.parametrize("length", [16, 17, 31, 33, 40])
+@pytest.mark.parametrize("other", [0, 20])
+def test_a_preempted_twin_whose_pages_are_all_known_goes_on_at_once_as_itself(
+    pages: int, length: int, other: int
+) -> None:
+    """It is admitted with a single token left to compute, in a step in which nobody else runs; the row that it gets
+    was another's."""
+    driver = Driver(config(kv_tokens=16 * pages, step_tokens=64, max_running=4))
+    most = min(64, 16 * pages - length)
+    if other:
+        driver.submit("other", STEM[100 : 100 + other], max_tokens=16 * pages - other, temperature=0.9, seed=1)
+    for twin in "ab":
+        driver.submit(twin, STEM[:length], max_tokens=most, temperature=0.5, seed=7)
+    driver.run()
+    driver.assert_alone()
+    assert driver.tokens["a"] == driver.tokens["b"]
+    driver.assert_at_rest()

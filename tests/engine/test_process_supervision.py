@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import stat
+import tempfile
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import zmq
 
 from tailrace.engine.client import EngineClient
 from tailrace.engine.protocol import Output, SamplingParams, Submit
@@ -138,20 +138,29 @@ def test_an_engine_killed_while_idle_is_replaced() -> None:
     with_client(test)
 
 
-def test_requests_handed_over_before_the_engine_has_connected_downwards_are_not_lost() -> None:
+def test_requests_that_the_engine_does_not_take_yet_wait_and_the_loop_does_not() -> None:
     async def test(client: EngineClient) -> None:
-        connected = client._down
-        assert client._context is not None
-        client._down = client._context.socket(zmq.PUSH)  # nobody is connected to this one
-        asking = asyncio.create_task(collect(client, submit("early")))
-        while not client.held:
-            await asyncio.sleep(0)
-        assert not client._held["early"].sent
-        client._down.close(linger=0)
-        client._down = connected
-        assert (await asking)[-1].finish == "length"
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGSTOP)
+        try:
+            params = SamplingParams(max_tokens=2, ignore_eos=True)
+            prompts = [[10 + i % 400 for i in range(length)] for length in range(1990, 1996)]
+            few = [Submit(f"big{i}", prompt, params) for i, prompt in enumerate(prompts)]
+            asking = [asyncio.create_task(collect(client, one)) for one in few]
+            many = [Submit(f"huge{i}", prompts[0] * 60, params) for i in range(2)]  # refused, but they fill the line
+            refused = [asyncio.create_task(collect(client, one)) for one in many]
+            while client.held < len(few) + len(many):
+                await asyncio.sleep(0)
+            assert client._peer is not None
+            assert client._peer._waiting
+        finally:
+            os.kill(client.pid, signal.SIGCONT)
+        for one in await asyncio.gather(*asking):
+            assert one[-1].finish == "length"
+        for one in await asyncio.gather(*refused):
+            assert one[-1].error.startswith("context_length_exceeded")
 
-    with_client(test)
+    with_client(test, replace(SPEC, max_waiting=16))
 
 
 def test_sigterm_lets_an_engine_finish_and_sigint_does_nothing() -> None:
@@ -167,15 +176,16 @@ def test_sigterm_lets_an_engine_finish_and_sigint_does_nothing() -> None:
     with_client(test)
 
 
-def test_the_sockets_lie_in_a_directory_of_this_user_alone() -> None:
+def test_an_engine_leaves_nothing_behind_and_no_other_process_can_reach_its_line() -> None:
+    before = set(Path(tempfile.gettempdir()).iterdir())
     process = spawn(SPEC)
     try:
-        directory = Path(process.directory)
-        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        assert process.connection.getsockname() == ""  # a pair has no name to connect to
+        assert not [one for one in set(Path(tempfile.gettempdir()).iterdir()) - before if "tailrace" in one.name]
     finally:
         process.kill()
     assert process.exit_code() == -signal.SIGKILL
-    assert not directory.exists()
+    assert process.connection.fileno() == -1
 
 
 def test_an_engine_whose_first_start_fails_says_why() -> None:

@@ -254,6 +254,29 @@ def test_text_assets_of_a_folder(tmp_path: Path) -> None:
     assert open_checkpoint(folder).text.chat_template == "J"
 
 
+@pytest.mark.parametrize(
+    ("settings", "tokenizer"),
+    [
+        ({"eos_token": "</s>", "added_tokens_decoder": {"5": {"content": "</s>"}}}, {}),
+        ({"eos_token": {"content": "</s>"}}, {"added_tokens": [{"id": 5, "content": "</s>"}]}),
+        ({"eos_token": "</s>"}, {"model": {"vocab": {"a": 1, "</s>": 5}}}),
+    ],
+)
+def test_an_end_that_only_the_tokenizer_names_is_found(settings: Any, tokenizer: Any, tmp_path: Path) -> None:
+    folder = edit(copy("llama", tmp_path), eos_token_id=...)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert open_checkpoint(folder).text.eos_ids == (5,)
+
+
+@pytest.mark.parametrize("settings", [{}, {"eos_token": None}, {"eos_token": "x"}, {"eos_token": 7}, {"eos_token": []}])
+def test_a_model_without_an_end_has_none(settings: Any, tmp_path: Path) -> None:
+    folder = edit(copy("llama", tmp_path), eos_token_id=...)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": ["x"]}, "added_tokens": {"x": 1}}')
+    assert open_checkpoint(folder).text.eos_ids == ()
+
+
 @pytest.mark.parametrize("eos", [96, -2, "2", 1.5, True, [2, 96], {"a": 1}])
 def test_an_end_token_that_is_no_token_is_refused(eos: Any, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json: eos_token_id is"):

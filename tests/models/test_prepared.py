@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from tailrace.backends.reference import ReferenceBackend
-from tailrace.models import Checkpoint, load_model, open_checkpoint
-from tailrace.models import prepared as module
+from tailrace.models import Checkpoint, entry, load_model, open_checkpoint
 from tailrace.models.files.mapped import PermutedWeight
 from tailrace.models.prepared import open_prepared, prepared_dir, publish, publish_checkpoint
 from tests.batches import logits_of
@@ -187,7 +186,7 @@ def test_the_cache_is_where_the_environment_says(path: Path, root: Path, monkeyp
 
 def test_a_newer_format_makes_another_entry(path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(path, root)
-    monkeypatch.setattr(module, "VERSION", module.VERSION + 1)
+    monkeypatch.setattr(entry, "VERSION", entry.VERSION + 1)
     assert open_prepared(path, root=root) is None
 
 

@@ -67,8 +67,8 @@ class Recorder:
     def attention(self, q: Node, k: Node, v: Node, spec: Attention) -> Node:
         if spec.head_dim > MAX_HEAD_DIM or spec.heads // spec.kv_heads > MAX_GROUP:
             raise ModelError(
-                f"layer {spec.layer}: the cpu backend has attention for heads of up to {MAX_HEAD_DIM} and groups of up to "
-                f"{MAX_GROUP}, not {spec.head_dim} and {spec.heads // spec.kv_heads}"
+                f"layer {spec.layer}: the cpu backend has attention for heads of up to {MAX_HEAD_DIM} and groups of up "
+                f"to {MAX_GROUP}, not {spec.head_dim} and {spec.heads // spec.kv_heads}"
             )
         return self._add(Node("attention", (q, k, v), spec.heads * spec.head_dim, attention=spec))
 
@@ -262,9 +262,7 @@ class Compiler:
             case "silu_mul":
                 place = Place(self._buffer(node.width))
                 gate, up = inputs
-                self.program.silu_mul(
-                    gate.buffer, gate.column, up.buffer, up.column, node.width, place.buffer, rounds
-                )
+                self.program.silu_mul(gate.buffer, gate.column, up.buffer, up.column, node.width, place.buffer, rounds)
                 if rounds:
                     self._rounded.add(node)
             case "add":

@@ -1,0 +1,1 @@
+"""Measurements of this project on this machine. `make bench` runs them; docs/performance.md quotes them."""

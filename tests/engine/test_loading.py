@@ -1,0 +1,95 @@
+"""Sizes that a model's configuration allows, and an engine at rest."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tailrace.engine import process
+from tailrace.engine.core import EngineCore
+from tailrace.engine.loading import check_context
+from tailrace.engine.loading import load as load_model
+from tailrace.engine.process import Loaded, Serving
+from tailrace.engine.protocol import Control
+from tailrace.engine.spec import EngineSpec
+from tailrace.engine.wire import Line, pair
+from tailrace.terms import ModelError
+from tests.api.stand import load
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+class Shape:
+    max_context = 4096
+    extended_context = 16384
+
+
+def test_more_context_than_the_model_reaches_is_refused_with_both_numbers() -> None:
+    shape: Any = Shape()
+    for asked in (None, 4096, 16384):
+        check_context(EngineSpec("m", max_context=asked), shape)
+    with pytest.raises(ModelError, match=r"16385 .*at most 16384.*4096"):
+        check_context(EngineSpec("m", max_context=16385), shape)
+
+
+def test_an_engine_that_rests_checks_its_books_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "IDLE", 0.01)
+    checked = threading.Event()
+    times: list[int] = []
+    loaded: Loaded = load(EngineSpec("stand"))
+    core = loaded.core
+    assert isinstance(core, EngineCore)
+    check = core.check_integrity
+
+    def counted() -> None:
+        check()
+        times.append(1)
+        checked.set()
+
+    monkeypatch.setattr(core, "check_integrity", counted)
+    ours, theirs = pair()
+    near = Line(ours)
+    far = Line(theirs)
+    serving = Serving(loaded, far)
+    running = threading.Thread(target=serving.run)
+    running.start()
+    assert checked.wait(30)
+    near.send(msgspec.msgpack.encode(Control("reset_prefix")))  # a message: it may check once more
+    near.send(msgspec.msgpack.encode(Control("stop")))
+    running.join(30)
+    assert not running.is_alive()
+    assert 1 <= len(times) <= 2
+    core.close()
+    near.close()
+    far.close()
+
+
+def test_a_model_with_hardly_any_tokens_warms_up_and_serves(tmp_path: Path) -> None:
+    """Toy checkpoints have toy vocabularies: the warm-up prompt must be made of ids that exist."""
+    shutil.copytree(GOLDEN / "models" / "llama", tmp_path / "toy")
+    vocabulary = {text: number for number, text in enumerate(["<unk>", "\u2581a", "b", "c"])}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": {"type": "Prepend", "prepend": "\u2581"},
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "Fuse"},
+        ]},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": [], "unk_token": "<unk>", "fuse_unk": True},
+    }  # fmt: skip
+    (tmp_path / "toy" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    spec = EngineSpec(str(tmp_path / "toy"), cache_dir=str(tmp_path / "cache"), kv_tokens=512, max_context=128)
+    loaded = load_model(spec)
+    try:
+        process.warm_up(loaded)
+        assert loaded.core.idle
+    finally:
+        loaded.core.close()
