@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Raw, UnsetType
 
 import tailrace
 from tailrace.api import schema
 from tailrace.api.exchange import Exchange
-from tailrace.api.messages import for_template
-from tailrace.api.params import Asked, check, check_ids, too_long, unsupported
-from tailrace.api.schema import Chat, Completion, Message
+from tailrace.api.params import check
+from tailrace.api.prompts import (
+    chat_prompt,
+    completion_prompts,
+    conversation,
+    echoed,
+    ids_to_decode,
+    most_text,
+    read_prompts,
+    refuse_long,
+    tokenized,
+)
 from tailrace.api.service import Service
 from tailrace.api.shapes import ChatShape, TextShape
 from tailrace.terms import InvalidInput
 
-if TYPE_CHECKING:
-    from tailrace.text import Text
-
 T = TypeVar("T")
-INLINE_CHARS = 4000
-"""Longer text is tokenized in a worker thread, so that it does not hold the other streams up."""
-TEXT_PLAIN = [(b"content-type", b"text/plain; charset=utf-8")]
 
 
 async def read(service: Service, exchange: Exchange, decoder: msgspec.json.Decoder[T]) -> T:
@@ -39,31 +40,6 @@ async def read(service: Service, exchange: Exchange, decoder: msgspec.json.Decod
         exchange.release(service.bodies)
 
 
-async def tokenized(size: int, work: Callable[[], T]) -> T:
-    """Runs tokenizing work: at once where it is short."""
-    return work() if size <= INLINE_CHARS else await asyncio.to_thread(work)
-
-
-def lower_bound(text: Text, *parts: str) -> int:
-    """Tokens that these texts have at least, without tokenizing them."""
-    return sum(map(text.min_tokens, parts))
-
-
-async def chat_prompt(text: Text, body: Chat, service: Service, context: int, *, parse_special: bool) -> list[int]:
-    """The ids of a chat. Raises InvalidInput, quickly where the text is far too long."""
-    if parse_special:
-        raise unsupported("tailrace.parse_special", "is a parameter of /v1/completions: chats mark turns themselves")
-    messages = for_template(body.messages, service.settings.limits)
-    least = lower_bound(text, *(message["content"] for message in messages))
-    if least > context:
-        raise too_long(least, None, context, exact=False)
-    arguments = body.chat_template_kwargs
-    if arguments and not service.settings.template_args:
-        raise unsupported("chat_template_kwargs", "is switched off on this server")
-    size = sum(len(message["content"]) for message in messages)
-    return await tokenized(size, lambda: text.encode_chat(messages, template_args=arguments))
-
-
 async def chat_completions(service: Service, exchange: Exchange) -> None:
     """POST /v1/chat/completions."""
     service.need()
@@ -71,7 +47,7 @@ async def chat_completions(service: Service, exchange: Exchange) -> None:
     text, ready = service.need()
     service.need_model(body.model)
     asked = check(body, service.settings.limits, vocab=text.vocab_size, timeline=wants_timeline(exchange))
-    prompt = await chat_prompt(text, body, service, ready.max_context, parse_special=asked.parse_special)
+    prompt = await chat_prompt(service, body, ready.max_context, parse_special=asked.parse_special)
     service.need()
     plan = service.plan(asked, [prompt], ready.max_context, "chatcmpl", start=True)
     service.submit(plan, exchange, "chat")
@@ -81,65 +57,6 @@ async def chat_completions(service: Service, exchange: Exchange) -> None:
 def wants_timeline(exchange: Exchange) -> bool:
     """Whether the header asks for it."""
     return exchange.header(b"x-tailrace-timeline") in (b"1", b"true")
-
-
-def read_prompts(value: Raw | UnsetType, most: int, context: int) -> list[str] | list[list[int]]:
-    """The prompts of a completions request, all of one kind. Raises InvalidInput, before anything is decoded where
-    there are absurdly many."""
-    data = b"" if isinstance(value, UnsetType) else bytes(value)
-    if data in (b"", b"null"):
-        raise InvalidInput("prompt is missing", param="prompt", code="missing_required_parameter")
-    if data[:1] == b"[":
-        refuse_absurd(data, most, context)
-    prompt: Any = schema.raw(Raw(data), str | list[str | int | list[int]], "prompt", max_bytes=len(data))
-    if isinstance(prompt, str):
-        return some([prompt])
-    if prompt and all(isinstance(one, int) for one in prompt):
-        return some([prompt])
-    if len(prompt) > most:
-        raise InvalidInput(f"prompt has {len(prompt)} prompts; at most {most} are possible", param="prompt")
-    if len({type(one) for one in prompt}) > 1 or any(isinstance(one, int) for one in prompt):
-        raise InvalidInput("prompt mixes texts and token ids: give one kind", param="prompt", code="invalid_type")
-    return some(prompt)
-
-
-def some(prompts: list[Any]) -> list[Any]:
-    """The prompts, unless one is empty or there are none."""
-    if not prompts or not all(prompts):
-        raise InvalidInput("a prompt is empty: give at least one token", param="prompt")
-    return prompts
-
-
-def refuse_absurd(data: bytes, most: int, context: int) -> None:
-    """Counts separators in the JSON of a list: a lower bound of what decoding it would make."""
-    texts = (data.count(b'"') - data.count(b'\\"')) // 2
-    lists = 0 if texts else data.count(b"[") - 1
-    if max(texts, lists) > most:
-        raise InvalidInput(f"prompt has {max(texts, lists)} prompts; at most {most} are possible", param="prompt")
-    if not texts and data.count(b",") - max(0, lists - 1) > max(1, lists) * context:
-        raise too_long(context + 1, None, context, exact=False)
-
-
-async def completion_prompts(
-    text: Text, prompts: Sequence[str] | Sequence[list[int]], asked: Asked, context: int
-) -> list[list[int]]:
-    """The ids of every prompt. Raises InvalidInput."""
-    ids: list[list[int]] = []
-    for prompt in prompts:
-        if not isinstance(prompt, str):
-            if len(prompt) > context:
-                raise too_long(len(prompt), None, context)
-            check_ids(prompt, text.vocab_size, "prompt")
-            ids.append(list(prompt))
-            continue
-        least = lower_bound(text, prompt)
-        if least > context:
-            raise too_long(least, None, context, exact=False)
-        encoded = await tokenized(len(prompt), partial(text.encode, prompt, parse_special=asked.parse_special))
-        if not encoded:
-            raise InvalidInput("a prompt is empty: give at least one token", param="prompt")
-        ids.append(encoded)
-    return ids
 
 
 async def completions(service: Service, exchange: Exchange) -> None:
@@ -155,44 +72,13 @@ async def completions(service: Service, exchange: Exchange) -> None:
         raise InvalidInput(
             f"n times prompts is {len(given) * asked.n}; at most {limits.choices} are possible", param="n"
         )
-    prompts = await completion_prompts(text, given, asked, ready.max_context)
+    prompts = await completion_prompts(service, given, asked, ready.max_context)
+    echo = await echoed(text, body, given, asked)
     service.need()
     plan = service.plan(asked, prompts, ready.max_context, "cmpl", start=False)
-    echo = echoed(text, body, given, asked)
     shape = TextShape(plan.facts(body.model), service.table(text), echo, echo_logprobs=asked.echo and asked.logprobs)
-    if asked.echo and asked.max_tokens == 0 and not asked.logprobs:
-        await echo_only(service, exchange, shape, plan.generation.choices, asked)
-        return
     service.submit(plan, exchange, "completions")
     await service.respond(plan, exchange, shape)
-
-
-def echoed(text: Text, body: Completion, given: Sequence[str] | Sequence[list[int]], asked: Asked) -> dict[int, str]:
-    """The prompt's text for each choice, where it is to be echoed."""
-    if not body.echo:
-        return {}
-    texts = [one if isinstance(one, str) else text.decode(one, skip_special=False) for one in given]
-    return {index: texts[index // asked.n] for index in range(len(texts) * asked.n)}
-
-
-async def echo_only(
-    service: Service, exchange: Exchange, shape: TextShape, choices: Sequence[Any], asked: Asked
-) -> None:
-    """An echo without new tokens or log-probabilities needs no engine."""
-    from tailrace.api.exchange import EVENT_STREAM
-    from tailrace.api.generation import Delta
-    from tailrace.api.shapes import DONE, usage_of
-
-    deltas = [(choice, Delta("", finish="length")) for choice in choices]
-    for choice in choices:
-        choice.finish = "length"
-    fields = {"usage": usage_of(choices, asked.n)}
-    if not asked.stream:
-        await exchange.answer(200, shape.whole(choices, deltas, fields))
-        return
-    await exchange.begin(200, list(EVENT_STREAM))
-    data = b"".join(map(shape.opening, choices)) + b"".join(shape.chunk(*pair) for pair in deltas)
-    await exchange.write(data + (shape.closing(fields) if asked.include_usage else b"") + DONE, more=False)
 
 
 async def tokenize(service: Service, exchange: Exchange) -> None:
@@ -204,34 +90,31 @@ async def tokenize(service: Service, exchange: Exchange) -> None:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidInput("give either prompt or messages", param="prompt")
     if body.prompt is not None:
-        prompt = body.prompt
+        refuse_long(len(body.prompt), most_text(service, text, ready.max_context), "prompt")
         bos = body.add_special_tokens is not False
-        special = bool(body.parse_special)
-        ids = await tokenized(len(prompt), lambda: text.encode(prompt, add_bos=bos, parse_special=special))
+        work = partial(text.encode, body.prompt, add_bos=bos, parse_special=bool(body.parse_special))
+        ids = await tokenized(len(body.prompt), work)
     else:
-        messages = for_template(_messages(body.messages), service.settings.limits)
         generation = body.add_generation_prompt is not False
-        size = sum(len(message["content"]) for message in messages)
-        ids = await tokenized(size, lambda: text.encode_chat(messages, add_generation_prompt=generation))
+        ids = await conversation(service, body.messages or (), ready.max_context, generation=generation)
     table = service.table(text)
-    spelled = [table[one].decode("utf-8", "replace") for one in ids] if body.return_token_strs else None
-    answer = {"count": len(ids), "max_model_len": ready.max_context, "tokens": ids, "token_strs": spelled}
-    await exchange.answer(200, msgspec.json.encode(answer))
 
+    def encode() -> bytes:
+        spelled = [table[one].decode("utf-8", "replace") for one in ids] if body.return_token_strs else None
+        answer = {"count": len(ids), "max_model_len": ready.max_context, "tokens": ids, "token_strs": spelled}
+        return msgspec.json.encode(answer)
 
-def _messages(messages: Sequence[Message] | None) -> Sequence[Message]:
-    return messages or ()
+    await exchange.answer(200, await tokenized(len(ids), encode))
 
 
 async def detokenize(service: Service, exchange: Exchange) -> None:
     """POST /detokenize: ids to text, control tokens shown unless asked otherwise."""
     body = await read(service, exchange, schema.DETOKENIZE)
-    text, _ = service.need()
+    text, ready = service.need()
     if body.model is not None:
         service.need_model(body.model)
-    check_ids(body.tokens, text.vocab_size, "tokens")
-    skip = bool(body.skip_special_tokens)
-    prompt = await tokenized(len(body.tokens), lambda: text.decode(body.tokens, skip_special=skip))
+    ids = ids_to_decode(body.tokens, ready.max_context, text.vocab_size)
+    prompt = await tokenized(len(ids), partial(text.decode, ids, skip_special=bool(body.skip_special_tokens)))
     await exchange.answer(200, msgspec.json.encode({"prompt": prompt}))
 
 

@@ -18,6 +18,10 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+LINGER_SECONDS = 2.0
+"""How long a client that is still sending a refused body is listened to, so that it gets the answer."""
+LINGER_BYTES = 128 << 20
+"""How much of it."""
 JSON = (b"content-type", b"application/json")
 EVENT_STREAM = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -51,6 +55,7 @@ class Exchange:
     received: float = field(default_factory=time.monotonic)
     blocked_since: float = 0.0  # a write is waiting for the client since then; 0: none is
     _taken: int = 0
+    _whole: bool = False  # the body has been read to its end
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of that (lower-case) name."""
@@ -94,6 +99,7 @@ class Exchange:
             if part:
                 parts.append(part)
             if not message.get("more_body", False):
+                self._whole = True
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def release(self, budget: BodyBudget) -> None:
@@ -139,8 +145,23 @@ class Exchange:
         await self.write(data, more=False)
 
     async def refuse(self, error: HttpError) -> None:
-        """Sends an error."""
-        await self.answer(error.status, error.body(), error.headers())
+        """Sends an error. Before the connection is closed, what the client is still sending is read and dropped:
+        closed at once, the connection would be reset, and the client would not see the answer."""
+        data = error.body()
+        if not error.close or self._whole:
+            await self.answer(error.status, data, error.headers())
+            return
+        await self.begin(error.status, [*error.headers(), (b"content-length", str(len(data)).encode())])
+        await self.write(data)
+        dropped = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while dropped <= LINGER_BYTES:
+                    message = await self.receive()
+                    dropped += len(message.get("body", b""))
+                    if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                        break
+        await self.write(b"", more=False)
 
     async def gone(self) -> None:
         """Returns when the client has hung up. Only after the body has been read."""

@@ -44,11 +44,11 @@ class Choice:
     params: SamplingParams
     decoder: Detokenizer
     watch: StopWatch | None  # where it has stop strings: the engine runs the same
+    eos: frozenset[int] = frozenset()  # ends of text, which the vocabulary need not flag as special
     hide_tokens: bool = False  # echo with max_tokens 0: the one token that the engine needs is not shown
     output_tokens: int = 0
     cached: int = 0
     finish: str | None = None
-    shown: int = 0  # characters emitted so far, for text_offset
     stopped: bool = False
 
     def queued(self) -> None:
@@ -83,9 +83,10 @@ class Choice:
 
     def _text(self, output: Output) -> str:
         tokens: Sequence[int] = output.tokens
-        stop_id = isinstance(output.stop, int) and output.finish == "stop" and not self.params.include_stop
-        if stop_id and tokens and tokens[-1] == output.stop:
-            tokens = tokens[:-1]
+        if output.finish == "stop" and tokens and not self.params.include_stop:
+            last = tokens[-1]
+            if last == output.stop or (output.stop is None and last in self.eos):
+                tokens = tokens[:-1]
         if self.watch is None:
             push = self.decoder.push
             return push(tokens[0]) if len(tokens) == 1 else "".join(map(push, tokens))

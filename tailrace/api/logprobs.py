@@ -46,8 +46,11 @@ def text_logprobs(
         if one is None:
             rows.append(None)
             continue
-        row = {spell(table, other)[0]: _finite(value) for other, value in one.top}
-        row.setdefault(spell(table, token)[0], _finite(one.logprob))
+        row: dict[str, float] = {}
+        for other, value in one.top:  # of several that spell alike (parts of characters), the likeliest
+            text = spell(table, other)[0]
+            row[text] = max(_finite(value), row.get(text, FLOOR))
+        row[spell(table, token)[0]] = _finite(one.logprob)
         rows.append(row)
     return {
         "tokens": [spell(table, token)[0] for token in tokens],

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from tailrace.api.schema import ContentPart, Message, ToolCall
+from tailrace.api.schema import ContentPart, Message, ToolCall, raw
 from tailrace.api.settings import Limits
 from tailrace.terms import InvalidInput
 
@@ -20,9 +20,28 @@ def for_template(messages: Sequence[Message], limits: Limits) -> list[dict[str, 
     """Messages as plain dictionaries. Absent, null and empty content are the same. Raises InvalidInput."""
     if not messages:
         raise InvalidInput("messages cannot be empty", param="messages")
-    if len(messages) > limits.messages:
-        raise InvalidInput(f"messages has {len(messages)} entries; at most {limits.messages}", param="messages")
+    calls = sum(len(message.tool_calls) for message in messages if message.tool_calls)
+    for name, count in (("messages", len(messages)), ("tool_calls", calls)):
+        if count > limits.messages:
+            raise InvalidInput(f"messages: {count} {name}; at most {limits.messages} are possible", param="messages")
     return [_one(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def text_size(messages: Sequence[Message]) -> int:
+    """Characters of everything in the messages that a template may show; of tool calls, the bytes of the JSON."""
+    return sum(map(_size, messages))
+
+
+def _size(message: Message) -> int:
+    content = message.content
+    if isinstance(content, list):
+        size = sum(len(part.text or part.refusal or "") + 1 for part in content)
+    else:
+        size = len(content or "")
+    size += sum(len(value) for value in (message.name, message.tool_call_id, message.reasoning_content) if value)
+    for call in message.tool_calls or ():
+        size += len(call.id) + len(call.function.name) + len(bytes(call.function.arguments))
+    return size
 
 
 def _one(message: Message, param: str) -> dict[str, Any]:
@@ -46,7 +65,7 @@ def _one(message: Message, param: str) -> dict[str, Any]:
         if value is not None:
             plain[name] = value
     if calls:
-        plain["tool_calls"] = [_call(call) for call in calls]
+        plain["tool_calls"] = [_call(call, f"{param}.tool_calls") for call in calls]
     return plain
 
 
@@ -74,9 +93,9 @@ def content_text(content: str | list[ContentPart] | None, param: str) -> str:
     return "\n".join(parts)
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def _call(call: ToolCall, param: str) -> dict[str, Any]:
     """Templates want arguments as an object where they are one; text that is not stays as it is."""
-    arguments: Any = call.function.arguments
+    arguments: Any = raw(call.function.arguments, str | dict[str, Any], param)
     if isinstance(arguments, str):
         try:
             decoded = msgspec.json.decode(arguments)

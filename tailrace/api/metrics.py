@@ -7,8 +7,9 @@ prometheus library only renders, and is imported at the first scrape.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from tailrace.engine.protocol import Gauges, Ready
@@ -18,6 +19,8 @@ from tailrace.terms import Event, EventKind, Phase
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+    from tailrace.api.generation import Choice
+
 SHORT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75)
 TTFT = (*SHORT, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
 PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -26,7 +29,7 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 CHOICES = (1, 2, 5, 10, 20)
 REASONS = ("stop", "length", "abort", "error", "timeout")
 ENDPOINTS = ("chat", "completions", "models", "tokenize", "detokenize", "health", "metrics", "version", "other")
-STATUSES = (200, 400, 401, 404, 405, 408, 413, 415, 429, 499, 500, 503)
+STATUSES = (200, 400, 401, 404, 405, 408, 413, 415, 429, 431, 499, 500, 503)
 """499: the client left before its answer was complete."""
 
 
@@ -68,7 +71,7 @@ class Totals:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     finished: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
-    http: dict[tuple[str, int], int] = field(default_factory=dict)
+    http: dict[tuple[str, int], int] = field(default_factory=lambda: dict.fromkeys(product(ENDPOINTS, STATUSES), 0))
     phases: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
 
 
@@ -92,6 +95,7 @@ class Metrics:
             "request_decode_time_seconds": Histogram(LATENCY),
             "request_prompt_tokens": Histogram(tokens),
             "request_generation_tokens": Histogram(tokens),
+            "request_max_num_generation_tokens": Histogram(tokens),
             "iteration_tokens_total": Histogram(STEP_TOKENS),
             "request_params_n": Histogram(CHOICES),
             "request_params_max_tokens": Histogram(tokens),
@@ -99,6 +103,7 @@ class Metrics:
         self._ttft = self.histograms["time_to_first_token_seconds"]
         self._itl = self.histograms["inter_token_latency_seconds"]
         self._step_tokens = 0
+        self._ready: Ready | None = None
 
     def observe(self, fold: Fold, event: Event, before: float) -> None:
         """A step computed something for a request."""
@@ -122,6 +127,14 @@ class Metrics:
         """A request of `n` choices was handed to the engine."""
         self.histograms["request_params_n"].observe(n)
         self.histograms["request_params_max_tokens"].observe(max_tokens)
+
+    def produced(self, choices: Sequence[Choice], n: int) -> None:
+        """An HTTP request has ended; the n choices of each of its prompts lie together."""
+        for at in range(0, len(choices), n):
+            group = choices[at : at + n]
+            if all(choice.finish in ("stop", "length") for choice in group):
+                longest = max(choice.output_tokens for choice in group)
+                self.histograms["request_max_num_generation_tokens"].observe(longest)
 
     def closed(self, timeline: Timeline) -> None:
         """A request has ended. Latencies are of the ones that ran to their end."""
@@ -148,19 +161,20 @@ class Metrics:
     def answered(self, endpoint: str, status: int) -> None:
         """An HTTP request got its status."""
         key = (endpoint if endpoint in ENDPOINTS else "other", status if status in STATUSES else 500)
-        self.totals.http[key] = self.totals.http.get(key, 0) + 1
+        self.totals.http[key] += 1
 
     def gauges(self, gauges: Gauges, baseline: Gauges | None, incarnation: int) -> None:
         """The scheduler's state. Its counters start again with each engine, at `baseline`; ours keep rising."""
         self.engine.update(gauges, baseline or gauges, incarnation)
 
     def render(self, *, ready: Ready | None, healthy: bool, restarts: int) -> bytes:
-        """The exposition text. Pure but for the import, so it may run in a thread."""
+        """The exposition text. Pure but for the import and the last `ready`, so it may run in a thread."""
         from prometheus_client import CollectorRegistry
         from prometheus_client.exposition import generate_latest
 
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Families(self, ready, healthy, restarts))
+        self._ready = ready or self._ready  # its series stay while there is no engine
+        registry.register(_Families(self, self._ready, healthy, restarts))
         return generate_latest(registry)
 
 
@@ -196,6 +210,7 @@ HELP = {
     "request_decode_time_seconds": "First token until the last.",
     "request_prompt_tokens": "Prompt tokens, per request.",
     "request_generation_tokens": "Output tokens, per request.",
+    "request_max_num_generation_tokens": "Output tokens of the longest choice, per prompt.",
     "iteration_tokens_total": "Tokens computed in one engine step.",
     "request_params_n": "The n parameter, per request.",
     "request_params_max_tokens": "The max_tokens parameter, per request.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,8 @@ def unsupported(param: str, why: str = "is not supported") -> InvalidInput:
 def bounded(value: float, low: float, high: float, param: str) -> None:
     """Raises InvalidInput unless low <= value <= high (NaN is never inside)."""
     if not low <= value <= high:
-        raise InvalidInput(f"{param} must be between {low:g} and {high:g}, not {value:g}", param=param)
+        shown = repr(value).removesuffix(".0")
+        raise InvalidInput(f"{param} must be between {low:g} and {high:g}, not {shown}", param=param)
 
 
 def bounded_int(value: int, low: int, high: int, param: str) -> None:
@@ -60,7 +61,7 @@ def bounded_int(value: int, low: int, high: int, param: str) -> None:
         raise InvalidInput(f"{param} must be between {low} and {high}, not {shown}", param=param)
 
 
-def _given(value: Raw | UnsetType) -> Raw | None:
+def given(value: Raw | UnsetType) -> Raw | None:
     """The raw value, or None where it is absent or null."""
     return None if isinstance(value, UnsetType) or bytes(value) == b"null" else value
 
@@ -74,9 +75,9 @@ def refuse_unserved(body: Common) -> None:
         names += ["web_search_options", "chat_template"]
         _refuse_unserved_chat(body)
     for name in names:
-        if _given(getattr(body, name)) is not None:
+        if given(getattr(body, name)) is not None:
             raise unsupported(name)
-    form = _given(body.response_format)
+    form = given(body.response_format)
     if form is not None and raw(form, dict[str, Any], "response_format", max_bytes=1 << 20) != {"type": "text"}:
         raise unsupported("response_format", 'can only be {"type": "text"}')
     if body.use_beam_search:
@@ -90,12 +91,12 @@ def refuse_unserved(body: Common) -> None:
 
 
 def _refuse_unserved_chat(body: Chat) -> None:
-    choice = _given(body.tool_choice)
-    tools = _given(body.tools)
+    choice = given(body.tool_choice)
+    tools = given(body.tools)
     wanted = None if choice is None else raw(choice, Any, "tool_choice", max_bytes=1 << 16)
-    if wanted not in (None, "none"):
-        raise unsupported("tool_choice", 'can only be "none": this model is served without a tool parser')
-    if tools is not None and wanted != "none" and raw(tools, list[Any], "tools", max_bytes=8 << 20):
+    if wanted not in (None, "none", "auto"):
+        raise unsupported("tool_choice", 'can only be "none" or "auto": this model is served without a tool parser')
+    if tools is not None and wanted != "none" and raw(tools, list[Any], "tools", max_bytes=1 << 20):
         raise unsupported("tools", 'need tool_choice "none": this model is served without a tool parser')
     if body.parallel_tool_calls is not None and wanted != "none":
         raise unsupported("parallel_tool_calls")
@@ -113,7 +114,7 @@ def _refuse_unserved_chat(body: Chat) -> None:
 
 def stop_strings(body: Common, limits: Limits) -> tuple[str, ...]:
     """The stop strings, checked."""
-    value = _given(body.stop)
+    value = given(body.stop)
     if value is None:
         return ()
     most = limits.stop_strings * (limits.stop_chars * 6 + 8) + 16
@@ -131,7 +132,7 @@ def stop_strings(body: Common, limits: Limits) -> tuple[str, ...]:
 
 def stop_ids(body: Common, limits: Limits, vocab: int) -> tuple[int, ...]:
     """The stop token ids, checked."""
-    value = _given(body.stop_token_ids)
+    value = given(body.stop_token_ids)
     if value is None:
         return ()
     ids: list[int] = raw(value, list[int], "stop_token_ids", max_bytes=limits.stop_strings * ID_BYTES + 16)
@@ -145,7 +146,7 @@ def stop_ids(body: Common, limits: Limits, vocab: int) -> tuple[int, ...]:
 
 def logit_bias(body: Common, limits: Limits, vocab: int) -> dict[int, float]:
     """The logit bias, checked."""
-    value = _given(body.logit_bias)
+    value = given(body.logit_bias)
     if value is None:
         return {}
     bias: dict[int, float] = raw(value, dict[int, float], "logit_bias", max_bytes=limits.logit_bias * 64 + 16)
@@ -159,8 +160,10 @@ def logit_bias(body: Common, limits: Limits, vocab: int) -> dict[int, float]:
     return bias
 
 
-def check_ids(ids: Iterable[int], vocab: int, param: str) -> None:
+def check_ids(ids: Collection[int], vocab: int, param: str) -> None:
     """Raises InvalidInput unless every id is a token of the vocabulary."""
+    if not ids or (min(ids) >= 0 and max(ids) < vocab):
+        return
     for token in ids:
         if not 0 <= token < vocab:
             shown = str(token) if abs(token) < 1 << 64 else "a number beyond 64 bits"
@@ -182,7 +185,7 @@ def _logprobs(body: Common, limits: Limits) -> int:
     if isinstance(body, Chat):
         if body.top_logprobs is not None:
             bounded_int(body.top_logprobs, 0, limits.logprobs, "top_logprobs")
-            if not body.logprobs:
+            if body.top_logprobs and not body.logprobs:
                 raise InvalidInput("top_logprobs needs logprobs to be true", param="top_logprobs")
         return (body.top_logprobs or 0) if body.logprobs else -1
     assert isinstance(body, Completion)
@@ -238,7 +241,7 @@ def check(body: Common, limits: Limits, *, vocab: int, timeline: bool = False) -
         max_tokens=max_tokens,
         n=n,
         stream=bool(body.stream),
-        include_usage=options is not None and (options.include_usage or options.continuous_usage_stats),
+        include_usage=options is not None and options.include_usage,
         continuous_usage=options is not None and options.continuous_usage_stats,
         echo=echo,
         logprobs=logprobs >= 0,

@@ -43,10 +43,10 @@ class ContentPart(msgspec.Struct, frozen=True):
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
-    """A call that an assistant made; `arguments` is JSON text."""
+    """A call that an assistant made; `arguments` is JSON text, or the object itself."""
 
     name: str
-    arguments: str | dict[str, Any] = "{}"
+    arguments: Raw = Raw(b"{}")
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tool_call_id: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
-    annotations: list[Any] | None = None
+    annotations: Raw | UnsetType = UNSET  # never looked at
     audio: Raw | UnsetType = UNSET
     function_call: Raw | UnsetType = UNSET
 
@@ -136,7 +136,7 @@ class Chat(Common, frozen=True, forbid_unknown_fields=True, kw_only=True):
     verbosity: Raw | UnsetType = UNSET
     web_search_options: Raw | UnsetType = UNSET
     chat_template: Raw | UnsetType = UNSET
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Raw | UnsetType = UNSET
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     echo: bool | None = None
@@ -169,13 +169,15 @@ class Detokenize(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Raw
     skip_special_tokens: bool | None = None
 
 
 _AT = re.compile(r"(?s)^(.*?)(?: - at `(key in )?\$?\.?([^`]*)`)?$")
 _NAMED = re.compile(r"(?:unknown|missing required) field `([^`]*)`")
 MAX_MESSAGE = 300
+MAX_STRINGS = 1 << 17
+"""Most strings of a body, names of fields included."""
 
 
 def explain(error: Exception) -> InvalidInput:
@@ -206,8 +208,17 @@ TOKENIZE = msgspec.json.Decoder(Tokenize)
 DETOKENIZE = msgspec.json.Decoder(Detokenize)
 
 
+def refuse_crowded(data: bytes) -> None:
+    """Raises InvalidInput for a body of absurdly many small values: decoding it would stop everything else."""
+    plain = data.replace(rb"\\", b"")  # so that each quote left is escaped or is not
+    strings = (plain.count(b'"') - plain.count(rb"\"")) // 2
+    if strings > MAX_STRINGS:
+        raise InvalidInput(f"the body has {strings} strings; at most {MAX_STRINGS} are possible", code="invalid_value")
+
+
 def decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
     """The body as its type. Raises InvalidInput."""
+    refuse_crowded(data)
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -216,14 +227,14 @@ def decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
         raise InvalidInput("the body is nested too deeply", code="invalid_json") from None
 
 
-def raw(value: Raw, kind: type[T] | Any, param: str, *, max_bytes: int) -> T:
+def raw(value: Raw, kind: type[T] | Any, param: str, *, max_bytes: int | None = None) -> T:
     """A raw parameter as its type; refused unread where it is longer than any valid value could be."""
     data = memoryview(value)
-    if len(data) > max_bytes:
+    if max_bytes is not None and len(data) > max_bytes:
         raise InvalidInput(f"{param} is too long ({len(data)} bytes; at most {max_bytes})", param=param)
     try:
         decoded: T = msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         inner = explain(error)
         raise InvalidInput(f"{param}: {inner}", param=param, code="invalid_type") from None
     return decoded

@@ -114,6 +114,7 @@ def text_of(settings: Settings) -> Text:
     from tailrace.engine.assets import keep, open_text
     from tailrace.text.tokenizer import load_text
 
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time, each in a thread of ours
     cache = Path(settings.cache_dir) if settings.cache_dir is not None else None
     assets, rows, table, opened = open_text(Path(settings.model), cache)
     text = load_text(assets, vocab=rows, token_bytes=table)
@@ -196,8 +197,9 @@ class Server:
         import asyncio
 
         from uvicorn.config import Config
-        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
         from uvicorn.server import ServerState
+
+        from tailrace.api.connection import Connection
 
         config = Config(
             front,
@@ -215,7 +217,8 @@ class Server:
         quieten_uvicorn()
 
         def connection() -> asyncio.Protocol:
-            return HttpToolsProtocol(config=config, server_state=state, app_state={})
+            answered = front.service.metrics.answered
+            return Connection(answered=answered, config=config, server_state=state, app_state={})
 
         server = await asyncio.get_running_loop().create_server(connection, sock=self._listener, backlog=BACKLOG)
         serving = Serving(server, state)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from tailrace.text import Text, TokenBytes
 
 
+INLINE_ROWS = 20_000
+"""Tokens, times what is told of each, that are turned into JSON in a few milliseconds."""
 FOLD_STEPS = 16
 """Steps of plain tokens that are folded together."""
 
@@ -54,6 +57,7 @@ class Service:
         self.bodies = BodyBudget(self.settings.limits.bodies_bytes)
         self._facts: dict[str, Mapping[str, Any]] = {}
         self._table: TokenBytes | None = None
+        self._longest = 0
         self._unfolded: list[Sequence[Event]] = []
         self.client.listen(self._events)
 
@@ -104,6 +108,12 @@ class Service:
             self._table = text.token_bytes()
         return self._table
 
+    def longest(self, text: Text) -> int:
+        """Bytes of the vocabulary's longest token."""
+        if not self._longest:
+            self._longest = max(1, self.table(text).longest)
+        return self._longest
+
     def need_model(self, model: str) -> None:
         """Raises HttpError 404 unless it is served here."""
         if model not in self.settings.names:
@@ -128,6 +138,7 @@ class Service:
         name = f"{prefix}-{secrets.token_hex(12)}"
         generation = Generation(asked.stream)
         hide = asked.echo and asked.max_tokens == 0
+        eos = frozenset(self.text.eos_ids)
         for prompt in prompts:
             wanted = asked.max_tokens
             params = fit(asked.params, len(prompt), 1 if hide else wanted, context)
@@ -140,7 +151,7 @@ class Service:
                 watch = StopWatch(table, own) if own.stop else None
                 request = name if len(prompts) * asked.n == 1 else f"{name}.{index}"
                 decoder = Detokenizer(table, start=start)
-                generation.add(Choice(generation, index, request, prompt, own, decoder, watch, hide))
+                generation.add(Choice(generation, index, request, prompt, own, decoder, watch, eos, hide))
         return Plan(generation, asked, name, int(time.time()))
 
     def submit(self, plan: Plan, exchange: Exchange, endpoint: str) -> None:
@@ -217,9 +228,11 @@ class Service:
                 if not plan.generation.gone:
                     choices = plan.generation.choices
                     fields = {"usage": usage_of(choices, plan.asked.n), **self._timeline(plan)}
-                    await exchange.answer(200, shape.whole(choices, deltas, fields))
+                    data = await compose(shape, choices, deltas, fields, plan.asked.params.logprobs)
+                    await exchange.answer(200, data)
                 else:
                     exchange.status = 499
+        self.metrics.produced(plan.generation.choices, plan.asked.n)
 
     async def _stream(self, plan: Plan, exchange: Exchange, shape: Shape) -> None:
         generation = plan.generation
@@ -291,9 +304,22 @@ class Plan:
             model=model,
             logprobs=self.asked.logprobs,
             top=self.asked.params.logprobs,
-            usage_field=self.asked.include_usage,
+            usage_field=self.asked.include_usage or self.asked.continuous_usage,
             continuous_usage=self.asked.continuous_usage,
         )
+
+
+async def compose(
+    shape: Shape,
+    choices: Sequence[Choice],
+    deltas: Sequence[tuple[Choice, Delta]],
+    fields: Mapping[str, Any],
+    logprobs: int,
+) -> bytes:
+    """A whole answer as JSON; in a thread where it is so much that other streams would wait for it."""
+    tokens = sum(choice.output_tokens + len(choice.prompt) for choice in choices)
+    work = partial(shape.whole, choices, deltas, fields)
+    return work() if tokens * (logprobs + 2) <= INLINE_ROWS else await asyncio.to_thread(work)
 
 
 def _further(params: SamplingParams, copy: int) -> SamplingParams:

@@ -5,6 +5,7 @@ Standard library only: the command line imports this before anything heavy, so t
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 from tailrace.engine.spec import EngineSpec
@@ -12,6 +13,8 @@ from tailrace.terms import InvalidInput
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 """Addresses that only this machine reaches: no key is asked for there unless one is configured."""
+THREADS_PER_CORE = 4
+"""More compute threads than this for each core are a mistake."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,13 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidInput(f"{name} must be at least 1, not {value}", param=name)
+        most = THREADS_PER_CORE * max(4, os.cpu_count() or 1)
+        if self.threads is not None and self.threads > most:
+            raise InvalidInput(
+                f"threads is {self.threads}, this machine has {os.cpu_count()} cores; at most {most} are possible, and "
+                "more than one a core is slower",
+                param="threads",
+            )
         if self.backend not in ("cpu", "reference"):
             raise InvalidInput(f'backend must be "cpu" or "reference", not "{self.backend}"', param="backend")
 

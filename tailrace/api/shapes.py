@@ -148,6 +148,25 @@ class ChatShape:
         return encode({**head, "choices": rows, **fields})
 
 
+class Places:
+    """Where in the text each token begins, in characters; one that ends a character begins where that does. It counts
+    what the tokens spell, whether it is shown yet or held back as the possible begin of a stop string."""
+
+    def __init__(self, table: TokenBytes, *, start: bool, at: int = 0) -> None:
+        from tailrace.text import Detokenizer
+
+        self._decoder = Detokenizer(table, start=start)
+        self._at = at
+
+    def of(self, tokens: Sequence[int]) -> list[int]:
+        """The places of the next tokens."""
+        offsets = []
+        for token in tokens:
+            offsets.append(self._at)
+            self._at += len(self._decoder.push(token))
+        return offsets
+
+
 @dataclass
 class TextShape:
     """`text_completion`, streamed or whole. With `echo` each choice begins with its prompt's text."""
@@ -159,6 +178,7 @@ class TextShape:
     _before: dict[int, bytes] = field(default_factory=dict)
     _after: bytes = b""
     _echoed: set[int] = field(default_factory=set)
+    _places: dict[int, Places] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         tail = b',"usage":null' if self.facts.usage_field else b""
@@ -207,17 +227,17 @@ class TextShape:
     def _logprobs(self, choice: Choice, delta: Delta, prompt: bool) -> dict[str, Any]:
         parts = []
         if prompt:
-            offsets = offsets_of(self.table, choice.prompt, 0)
+            offsets = Places(self.table, start=True).of(choice.prompt)
             rows = list(delta.prompt_logprobs) or [None] * len(choice.prompt)
             parts.append(text_logprobs(self.table, choice.prompt, rows, offsets, self.facts.top))
-            choice.shown = len(self.echo[choice.index])
-        elif choice.index in self.echo and not choice.shown:
-            choice.shown = len(self.echo[choice.index])
         if delta.tokens:
             rows_out: list[TokenLogprob | None] = list(delta.logprobs)
-            offsets = offsets_of(self.table, delta.tokens, choice.shown)
+            places = self._places.get(choice.index)
+            if places is None:
+                places = Places(self.table, start=False, at=len(self.echo.get(choice.index, "")))
+                self._places[choice.index] = places
+            offsets = places.of(delta.tokens)
             parts.append(text_logprobs(self.table, delta.tokens, rows_out, offsets, self.facts.top))
-        choice.shown += len(delta.text)
         return join_text(parts)
 
     def closing(self, fields: Mapping[str, Any]) -> bytes:
@@ -239,15 +259,3 @@ class TextShape:
             logprobs = join_text(parts) if self.facts.logprobs else None
             rows.append({"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish})
         return encode({**self._head(), "choices": rows, **fields})
-
-
-def offsets_of(table: TokenBytes, tokens: Sequence[int], start: int) -> list[int]:
-    """Where in the text each token begins, in characters; one that ends a character begins where that does."""
-    from tailrace.text import Detokenizer
-
-    decoder = Detokenizer(table, start=start == 0)
-    offsets = []
-    for token in tokens:
-        offsets.append(start)
-        start += len(decoder.push(token))
-    return offsets

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -77,8 +78,17 @@ Listener = Callable[[Sequence[Event]], None]
 class EngineClient:
     """Spawns, feeds, watches and restarts one engine."""
 
-    def __init__(self, spec: EngineSpec, *, bounds: Bounds | None = None, backoff: Backoff | None = None) -> None:
+    def __init__(
+        self,
+        spec: EngineSpec,
+        *,
+        bounds: Bounds | None = None,
+        backoff: Backoff | None = None,
+        report: Callable[[str], object] | None = None,
+    ) -> None:
+        """`report` takes the lines that tell of deaths and restarts; by default they go to standard error."""
         self.spec = spec
+        self._report = report or _to_stderr
         self.bounds = bounds or Bounds()
         self.backoff = backoff or Backoff()
         self.state: State = "new"
@@ -303,6 +313,9 @@ class EngineClient:
                 self.state = "ready"
                 self._hand_over_unsent()
                 self._changed.set()
+                if self.restarts:
+                    took = now - self._pulse.spawned_at
+                    self._report(f"tailrace: the engine is ready again after {took:.2f} s (restart {self.restarts})")
             case Fatal(error=error):
                 self.error = error
 
@@ -399,10 +412,15 @@ class EngineClient:
         self._shut()
         assert self._process is not None
         self._process.kill()
-        self._fail_held(why, queue_survives=not first and not self.refused)
+        again = not first and not self.refused
+        lost = self._fail_held(why, queue_survives=again)
         self._changed.set()
-        if not first and not self.refused:
-            delay = self.backoff.died(lived)
+        delay = self.backoff.died(lived) if again else 0.0
+        then = f"the next one starts in {delay:g} s" if again else "no other one is started"
+        counts = f"{lost} requests were lost, {len(self._held)} kept"
+        if not first:  # then whoever waits for it says so
+            self._report(f"tailrace: an engine was ended after {lived:.1f} s of service ({why}); {counts}; {then}")
+        if again:
             self._restart = asyncio.get_running_loop().call_later(delay, self._start_again)
 
     def _start_again(self) -> None:
@@ -413,7 +431,8 @@ class EngineClient:
         self.adopt(spawn(self.spec))
         self._open()
 
-    def _fail_held(self, why: str, *, queue_survives: bool) -> None:
+    def _fail_held(self, why: str, *, queue_survives: bool) -> int:
+        """Fails what cannot be handed on; returns how many that were."""
         now = time.monotonic()
         lost: list[_Held] = []
         for request, held in list(self._held.items()):
@@ -427,6 +446,11 @@ class EngineClient:
         for held in lost:
             if held.sink is not None:
                 held.sink.failed(EngineDied(f"{why}; the request was lost, try again"))
+        return sum(held.sink is not None for held in lost)
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ namespace tailrace {
 namespace {
 
 constexpr int SPIN = 2000;           // turns of waiting before a thread parks
+constexpr int AHEAD = 512;           // cache lines of the next weights that a waiting thread fetches
+constexpr int64_t FEW_ROWS = 4;      // rows up to which a step is bound by memory
 constexpr int64_t SLAB = 64;         // wanted rows whose logits are held at once
 constexpr int64_t QUERY_ROWS = 48;   // (query, head) rows of one attention task
 constexpr int64_t PIECES_A_TASK = 2; // KV pieces of one task where a few sequences decode alone
@@ -376,11 +378,14 @@ bool Program::take(Progress &p, uint32_t step, uint32_t &task) {
     return true;
 }
 
-// Waits until the operation is complete; false where the step is over already.
-bool Program::finish(Progress &p, uint32_t tasks, uint32_t step) {
-    const uint64_t complete = uint64_t(step) << 32 | tasks;
+// Waits until the operation is complete; false where the step is over already. Where few rows are computed, memory is what
+// takes the time, so whoever waits brings the next weights closer.
+bool Program::finish(Progress &p, uint32_t step) {
+    const uint64_t complete = uint64_t(step) << 32 | p.tasks.load(std::memory_order_relaxed);
+    const uint8_t *ahead = p.ahead.load(std::memory_order_relaxed);
     uint64_t done = p.done.load(std::memory_order_acquire);
     for (int i = 0; i < SPIN && done != complete && done >> 32 == step; i++) {
+        if (ahead && i < AHEAD) __builtin_prefetch(ahead + 64 * i, 0, 2);
         relax();
         done = p.done.load(std::memory_order_acquire);
     }
@@ -404,7 +409,7 @@ void Program::replay(int thread, uint32_t step) {
             const uint64_t done = p.done.fetch_add(1) + 1;
             if (static_cast<uint32_t>(done) == p.tasks.load(std::memory_order_relaxed) && parked_.load() > 0) p.done.notify_all();
         }
-        if (p.next.load(std::memory_order_acquire) >> 32 != step || !finish(p, p.tasks.load(std::memory_order_relaxed), step)) return;
+        if (p.next.load(std::memory_order_acquire) >> 32 != step || !finish(p, step)) return;
         if (begin) profile_[int(stages_[i].first->code)] += now_ns() - begin;
     }
 }
@@ -438,6 +443,12 @@ void Program::plan_stages() {
     for (size_t i = 0; i < tail_; i++) add(ops_[i], step_.count, 0);
     for (int64_t w = 0; w < step_.wanted_count; w += slab_)
         for (size_t i = tail_; i < ops_.size(); i++) add(ops_[i], std::min(slab_, step_.wanted_count - w), w);
+    // What a thread that waits at a stage may fetch: the next matrix's first tiles. Nothing where many rows share them.
+    const uint8_t *ahead = nullptr;
+    for (size_t i = count; i-- > 0;) {
+        progress_[i].ahead.store(step_.count <= FEW_ROWS ? ahead : nullptr, std::memory_order_relaxed);
+        if (stages_[i].first->code == Code::Linear) ahead = weights_[size_t(stages_[i].first->segments[0].weight)].data;
+    }
     stage_count_.store(count);
 }
 

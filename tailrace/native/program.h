@@ -113,6 +113,7 @@ class Program {
     struct alignas(64) Progress {
         std::atomic<uint64_t> next{0};
         std::atomic<uint32_t> tasks{0};
+        std::atomic<const uint8_t *> ahead{nullptr}; // weights that will be read next, where a waiting thread may fetch them
         alignas(64) std::atomic<uint64_t> done{0}; // likewise, above the number of tasks that are complete
     };
     // Operations that go together, and the rows they work on: one, or several that each handle a row by itself.
@@ -135,7 +136,7 @@ class Program {
     void replay(int thread, uint32_t step);
     void plan_stages();
     bool take(Progress &p, uint32_t step, uint32_t &task);
-    bool finish(Progress &p, uint32_t tasks, uint32_t step);
+    bool finish(Progress &p, uint32_t step);
     AttentionArgs arguments(const Op &op);
     int64_t chunk_rows(int64_t rows) const;
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _FLAGGED = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer")
 """Classes that honour add_bos_token and add_eos_token of tokenizer_config.json."""
+_SHORT = 4000
+"""Characters that are encoded in a few milliseconds."""
 
 
 def load_text(assets: TextAssets, *, vocab: int, token_bytes: TokenBytes | None = None) -> Text:
@@ -103,7 +105,7 @@ class Text:
         prefix, suffix = (self._prefix, self._suffix) if add_bos else ([], [])
         if prefix and prefix[0] in self._controls.by_id:
             text = text.removeprefix(self._controls.by_id[prefix[0]].text)
-        ids = self._full.encode(text, add_special_tokens=False).ids if parse_special else self._ordinary(text)
+        ids = _encode(self._full, text).ids if parse_special else self._ordinary(text)
         return self._checked([*prefix, *ids, *suffix])
 
     def encode_chat(
@@ -120,7 +122,7 @@ class Text:
         rendered = self.render_chat(
             messages, add_generation_prompt=add_generation_prompt, tools=tools, template_args=template_args
         )
-        encoding = self._full.encode(rendered.text, add_special_tokens=False)
+        encoding = _encode(self._full, rendered.text)
         if self._as_written(encoding, rendered):
             return self._checked(encoding.ids)
         return self._checked(self._apart(rendered))
@@ -174,7 +176,7 @@ class Text:
     def _ordinary(self, text: str, *, first: bool = True) -> list[int]:
         """Ids of text in which nothing is a control token. `first`: it is the beginning of the whole."""
         tokenizer = self._plain if first else self._continued()
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = _encode(tokenizer, text).ids
         if self._controls.by_id.keys().isdisjoint(ids):
             return ids
         # The vocabulary itself holds the text of a control token as a word: keep the word from forming by encoding
@@ -182,9 +184,9 @@ class Text:
         ids = []
         at = 0
         for start, _, _ in self._controls.find(text):
-            ids += tokenizer.encode(text[at : start + 1], add_special_tokens=False).ids
+            ids += _encode(tokenizer, text[at : start + 1]).ids
             tokenizer, at = self._continued(), start + 1
-        ids += tokenizer.encode(text[at:], add_special_tokens=False).ids
+        ids += _encode(tokenizer, text[at:]).ids
         if not self._controls.by_id.keys().isdisjoint(ids):
             raise InvalidInput("the text spells a control token that this tokenizer cannot express as ordinary text")
         return ids
@@ -230,6 +232,14 @@ class Text:
         if ids and max(ids) >= self._rows:
             raise InvalidInput(f"the text has a token ({max(ids)}) that the model has no row for ({self._rows} rows)")
         return ids
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> Encoding:
+    """Encodes what is there, adding nothing. `encode` may hold the interpreter lock all along, seconds for a megabyte;
+    `encode_batch` does not, but takes a little longer to begin."""
+    if len(text) <= _SHORT:
+        return tokenizer.encode(text, add_special_tokens=False)
+    return tokenizer.encode_batch([text], add_special_tokens=False)[0]
 
 
 def _load(data: bytes, config: Mapping[str, Any]) -> Tokenizer:

@@ -7,6 +7,7 @@ other prompt gets the fake backend's hash. Some tokens make the engine misbehave
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -132,14 +133,11 @@ class StandText:
     def encode(self, text: str, *, add_bos: bool = True, parse_special: bool = False) -> list[int]:
         ids = [BOS] if add_bos else []
         text = text.removeprefix("<bos>") if add_bos else text
-        while text:
-            special = next((name for name in SPECIALS if parse_special and text.startswith(name)), None)
-            if special is not None:
-                ids.append(SPECIALS.index(special))
-                text = text[len(special) :]
+        for part in re.split("(" + "|".join(SPECIALS) + ")", text) if parse_special else [text]:
+            if parse_special and part in SPECIALS:
+                ids.append(SPECIALS.index(part))
             else:
-                ids += [FIRST_BYTE + value for value in text[0].encode()]
-                text = text[1:]
+                ids += [FIRST_BYTE + value for value in part.encode()]
         return ids
 
     def encode_chat(

@@ -149,6 +149,34 @@ def test_a_stream_ends_with_done(quick: Running) -> None:
     assert all("usage" not in json.loads(event[6:]) for event in events[:-1])
 
 
+def test_continuous_usage_alone_has_no_chunk_at_the_end(quick: Running) -> None:
+    options = {"include_usage": False, "continuous_usage_stats": True}
+    body = {"model": "stand", "messages": [{"role": "user", "content": "abc"}], "stream": True}
+    answer = quick.post("/v1/chat/completions", {**body, "stream_options": options})
+    events = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line.startswith("data: {")]
+    assert all(event["choices"] for event in events)
+    assert [event["usage"]["completion_tokens"] for event in events[1:]] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "idle",
+    [
+        {"logprobs": False, "top_logprobs": 0},
+        {"top_logprobs": 0},
+        {"tool_choice": "auto"},
+        {"tool_choice": "none"},
+        {"tool_choice": "auto", "tools": []},
+        {"tool_choice": None, "tools": None},
+    ],
+)
+def test_what_changes_nothing_is_accepted(quick: Running, idle: dict[str, Any]) -> None:
+    body = {"model": "stand", "messages": [{"role": "user", "content": "abc"}]}
+    answer = quick.post("/v1/chat/completions", {**body, **idle})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["logprobs"] is None
+    assert answer.json()["choices"][0]["message"]["content"] == "abc"
+
+
 def test_continuous_usage_counts_up(quick: Running) -> None:
     options = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     _, _, chunks = streamed(quick, "abcd", **options)

@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 
+from tailrace.api.generation import Choice, Generation
+from tailrace.api.logprobs import text_logprobs
+from tailrace.engine.protocol import Output, SamplingParams, TokenLogprob
+from tailrace.engine.watch import StopWatch
+from tailrace.text import Detokenizer, TokenBytes
 from tests.api.conftest import Running
-from tests.api.stand import BOS, FIRST_BYTE, PADDED, SAY
+from tests.api.stand import BOS, FIRST_BYTE, PADDED, SAY, table
 
 
 def ids(text: str) -> list[int]:
@@ -112,6 +117,40 @@ def test_logprobs_line_up_with_the_text(quick: Running) -> None:
         assert logprobs["top_logprobs"][0] is None
         assert all(2 <= len(row) <= 3 for row in logprobs["top_logprobs"][1:])
         assert logprobs["text_offset"] == [0, 1, 1, 2, 3, 8, 9, 9, 10, 11]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_offsets_do_not_wait_for_what_a_stop_string_holds_back(quick: Running, stream: bool) -> None:
+    said = "aaab ñ aaa"
+    body = {"prompt": [*ids(said), SAY], "logprobs": 0, "stop": ["aaaa", "ñ b"], "stream": stream}
+    answer = post(quick, **body)
+    parts = [json.loads(line[6:])["choices"][0] for line in answer.text.split("\n\n") if line[6:7] == "{"]
+    parts = parts if stream else answer.json()["choices"]
+    offsets = [at for part in parts if part["logprobs"] for at in part["logprobs"]["text_offset"]]
+    assert "".join(part["text"] for part in parts) == said
+    assert offsets == [0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10]
+
+
+def test_of_tokens_that_spell_alike_the_likeliest_is_told_and_the_chosen_one_is_itself() -> None:
+    half, other, whole = ids("ñ")[0], ids("é")[1], ids("a")[0]
+    top = [(half, -0.5), (whole, -1.0), (other, -2.0)]
+    for token, own, shown in ((half, -0.5, -0.5), (whole, -1.0, -0.5), (other, -2.0, -2.0)):
+        told = text_logprobs(table(), [token], [TokenLogprob(token, own, top)], [0], 3)
+        assert told["top_logprobs"] == [{"\ufffd": shown, "a": -1.0}]
+        assert told["token_logprobs"] == [own]
+
+
+@pytest.mark.parametrize("stop", [(), ("zz",)])
+@pytest.mark.parametrize("include", [False, True])
+def test_an_end_of_text_that_is_not_flagged_special_is_not_shown(stop: tuple[str, ...], include: bool) -> None:
+    plain = TokenBytes.build([b"a", b"b", b"</s>"], [])
+    params = SamplingParams(max_tokens=5, stop=stop, include_stop=include)
+    for finish, shown in (("stop", "ab</s>" if include else "ab"), ("length", "ab</s>")):
+        watch = StopWatch(plain, params) if stop else None
+        choice = Choice(Generation(False), 0, "r", [0], params, Detokenizer(plain), watch, frozenset([2]))
+        delta = choice.absorb(Output("r", [0, 1, 2], finish=finish))  # type: ignore[arg-type]
+        assert delta.text == shown
+        assert choice.output_tokens == 3
 
 
 @pytest.mark.parametrize("prompt", ["", [""], [], [[]], ["ab", ""], [[5], []], [1, "a"], ["a", [1]], {"a": 1}, None, 7])

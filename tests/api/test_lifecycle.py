@@ -162,6 +162,11 @@ def test_a_killed_engine_fails_what_it_ran_at_once_and_the_queue_survives(fresh:
         until(engine_changed(server, engine), "a new engine")
         assert server.post("/v1/completions", SHORT).status_code == 200
         assert server.metric("tailrace_engine_restarts_total") == 1
+        said = [line for line in server.log if line.startswith("tailrace: ")]
+        assert len(said) == 2, said
+        assert "SIGKILL" in said[0]
+        assert "1 requests were lost, 1 kept" in said[0]
+        assert "ready again" in said[1]
         finishes = until(lambda: len(server.requests()) >= 3 and server.requests(), "the log")
         assert sorted(line["finish"] for line in finishes) == ["error", "length", "length"]
 

@@ -42,12 +42,24 @@ def test_counts_are_those_of_the_answers(watched: Running) -> None:
         return [watched.metric(prefix + name) for name in names for prefix in ("tailrace_", "vllm:")]
 
     before = totals()
+    longest = watched.metric("vllm:request_max_num_generation_tokens_sum")
     usage = watched.post("/v1/chat/completions", CHAT).json()["usage"]
     until(lambda: watched.metric("vllm:e2e_request_latency_seconds_count") == before[9] + 1, "the request to be closed")
     prompt, output = usage["prompt_tokens"], usage["completion_tokens"]
     expected = [prompt, output, 1, output - 1, 1, 1]
     moved = [after - earlier for after, earlier in zip(totals(), before, strict=True)]
     assert moved == [value for value in expected for _ in range(2)]
+    assert watched.metric("vllm:request_max_num_generation_tokens_sum") == longest + output
+
+
+def test_an_echo_alone_is_accounted_for_as_everything_else_is(watched: Running) -> None:
+    header = {"x-request-id": "echo-alone"}
+    body = {"model": "stand", "prompt": "abc", "echo": True, "max_tokens": 0, "tailrace": {"timeline": True}}
+    answer = watched.post("/v1/completions", body, headers=header).json()
+    assert answer["choices"][0]["text"] == "abc"
+    assert answer["tailrace"]["timeline"]["covered"] >= 0.99
+    lines = until(lambda: [one for one in watched.requests() if one["http_request"] == "echo-alone"], "the log line")
+    assert len(lines) == 1
 
 
 def test_names_labels_and_buckets_are_vllms(watched: Running) -> None:
@@ -61,6 +73,7 @@ def test_names_labels_and_buckets_are_vllms(watched: Running) -> None:
     histograms += ("request_inference_time_seconds", "request_time_per_output_token_seconds", "request_prompt_tokens")
     histograms += (
         "request_generation_tokens",
+        "request_max_num_generation_tokens",
         "iteration_tokens_total",
         "request_params_n",
         "request_params_max_tokens",
@@ -82,11 +95,16 @@ def test_names_labels_and_buckets_are_vllms(watched: Running) -> None:
     assert found["vllm:cache_config_info"].samples[0].labels["enable_prefix_caching"] == "True"
 
 
-def test_strangers_cannot_make_new_series(watched: Running) -> None:
-    watched.post("/v1/chat/completions", {**CHAT, "model": "nope"})
-    watched.get("/nowhere")
+def test_strangers_cannot_make_new_series() -> None:
+    with serving() as server:
+        _strangers_cannot_make_new_series(server)
+
+
+def _strangers_cannot_make_new_series(watched: Running) -> None:
+    before = series(watched)  # nothing has been asked yet
+    assert before == series(watched)
+    watched.post("/v1/chat/completions", {**CHAT, "n": 2})
     watched.post("/v1/models/zz", {})
-    before = series(watched)
     with watched.http() as client:
         for index in range(300):
             name = f"m{random.random()}"

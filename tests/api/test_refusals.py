@@ -40,7 +40,6 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("response_format", {"type": "json_object"}),
     ("response_format", {"type": "json_schema", "json_schema": {}}),
     ("tools", [{"type": "function", "function": {"name": "f"}}]),
-    ("tool_choice", "auto"),
     ("tool_choice", "required"),
     ("tool_choice", {"type": "function", "function": {"name": "f"}}),
     ("parallel_tool_calls", False),
@@ -137,6 +136,17 @@ def test_a_wrong_value_is_refused_and_its_parameter_named(quick: Running, name: 
 def test_numbers_that_are_none_are_refused(quick: Running, name: str, value: str) -> None:
     refused(raw(quick, json.dumps(CHAT)[:-1] + f', "{name}": {value}}}'))
     assert quick.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("value", [1.0000001, 1.00000000000001, 1e300, -1e-12])
+def test_a_refusal_shows_the_value_that_was_sent(quick: Running, value: float) -> None:
+    assert refused(quick.post("/v1/chat/completions", {**CHAT, "top_p": value}))["message"].endswith(f"not {value!r}")
+
+
+def test_tools_need_their_choice_to_be_none(quick: Running) -> None:
+    body = {**CHAT, "tools": [{"type": "function", "function": {"name": "f"}}]}
+    assert refused(quick.post("/v1/chat/completions", {**body, "tool_choice": "auto"}))["param"] == "tools"
+    assert quick.post("/v1/chat/completions", {**body, "tool_choice": "none"}).status_code == 200
 
 
 def test_top_logprobs_are_bounded(quick: Running) -> None:
@@ -311,7 +321,9 @@ def test_megabytes_of_text_are_refused_without_tokenizing(quick: Running) -> Non
     error = refused(quick.post("/v1/chat/completions", body))
     assert time.perf_counter() - start < 2
     assert error["code"] == "context_length_exceeded"
-    assert "at least" in error["message"]
+    assert "10000000" in error["message"]
+    body = {"model": "stand", "messages": [{"role": "user", "content": "word " * 20_000}]}
+    assert "at least 20000" in refused(quick.post("/v1/chat/completions", body))["message"]
 
 
 def test_paths_and_methods_that_are_not_there(quick: Running) -> None:

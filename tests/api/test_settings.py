@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import pytest
@@ -31,6 +32,7 @@ def test_other_hosts_than_loopback_need_a_key() -> None:
         {"kv_tokens": 0},
         {"max_context": -5},
         {"threads": 0},
+        {"threads": 100_000},
         {"backend": "gpu"},
         {"api_keys": ("",)},
         {"api_keys": ("a b ",)},
@@ -40,6 +42,12 @@ def test_wrong_settings_are_named(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidInput) as refused:
         Settings("m", **wrong).check()  # type: ignore[arg-type]
     assert refused.value.param in wrong
+
+
+def test_as_many_threads_as_cores_are_possible() -> None:
+    Settings("m", threads=os.cpu_count()).check()
+    with pytest.raises(InvalidInput, match=f"{os.cpu_count()} cores"):
+        Settings("m", threads=5000 + 4 * (os.cpu_count() or 1)).check()
 
 
 def test_a_port_in_use_is_said_to_be(free_port: int) -> None:

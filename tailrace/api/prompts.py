@@ -1,0 +1,188 @@
+"""From what a client sent to token ids, within bounds: what cannot fit is refused in milliseconds, and what takes long
+is done in a thread, so that one client's long text does not stop the others' streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from msgspec import Raw, UnsetType
+
+from tailrace.api import schema
+from tailrace.api.messages import for_template, text_size
+from tailrace.api.params import Asked, check_ids, given, too_long, unsupported
+from tailrace.api.schema import Chat, Completion, Message
+from tailrace.api.service import Service
+from tailrace.terms import InvalidInput
+
+if TYPE_CHECKING:
+    from tailrace.text import Text
+
+T = TypeVar("T")
+INLINE_CHARS = 4000
+"""Longer text is tokenized in a worker thread, so that it does not hold the other streams up."""
+LEAST_TEXT = 1 << 20
+"""Characters of text that are looked at however small the context is."""
+LEAST_IDS = 1 << 16
+"""Token ids that /detokenize takes however small the context is."""
+TEMPLATE_BYTES = 1 << 16
+"""Longest `chat_template_kwargs`: switches of a template, never text."""
+
+
+async def tokenized(size: int, work: Callable[[], T]) -> T:
+    """Runs tokenizing work: at once where it is short."""
+    return work() if size <= INLINE_CHARS else await asyncio.to_thread(work)
+
+
+def most_text(service: Service, text: Text, context: int) -> int:
+    """Characters that a text can have: as many as the context could hold if every token were the longest one."""
+    return max(LEAST_TEXT, context * service.longest(text))
+
+
+def refuse_long(size: int, most: int, param: str) -> None:
+    """Raises InvalidInput where a text has more characters than any that fits the context."""
+    if size > most:
+        raise InvalidInput(
+            f"the text has {size} characters; what this model's context holds has at most {most}",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+def template_arguments(value: Raw | UnsetType, *, allowed: bool) -> dict[str, Any] | None:
+    """`chat_template_kwargs`, decoded. Raises InvalidInput."""
+    data = given(value)
+    if data is None:
+        return None
+    arguments: dict[str, Any] = schema.raw(data, dict[str, Any], "chat_template_kwargs", max_bytes=TEMPLATE_BYTES)
+    if arguments and not allowed:
+        raise unsupported("chat_template_kwargs", "is switched off on this server")
+    return arguments
+
+
+async def conversation(
+    service: Service,
+    messages: Sequence[Message],
+    context: int,
+    *,
+    arguments: Raw | UnsetType = msgspec.UNSET,
+    generation: bool = True,
+) -> list[int]:
+    """The ids of a chat. Raises InvalidInput, quickly where it is far too long."""
+    text, _ = service.need()
+    settings = service.settings
+    size = text_size(messages)
+    refuse_long(size, most_text(service, text, context), "messages")
+    extra = template_arguments(arguments, allowed=settings.template_args)
+    size += 0 if isinstance(arguments, UnsetType) else len(bytes(arguments))
+    plain = for_template(messages, settings.limits)
+    least = sum(text.min_tokens(message["content"]) for message in plain)
+    if least > context:
+        raise too_long(least, None, context, exact=False)
+    work = partial(text.encode_chat, plain, add_generation_prompt=generation, template_args=extra)
+    return await tokenized(size, work)
+
+
+async def chat_prompt(service: Service, body: Chat, context: int, *, parse_special: bool) -> list[int]:
+    """The ids of a chat completion's prompt. Raises InvalidInput."""
+    if parse_special:
+        raise unsupported("tailrace.parse_special", "is a parameter of /v1/completions: chats mark turns themselves")
+    return await conversation(service, body.messages, context, arguments=body.chat_template_kwargs)
+
+
+def read_prompts(value: Raw | UnsetType, most: int, context: int) -> list[str] | list[list[int]]:
+    """The prompts of a completions request, all of one kind. Raises InvalidInput, before anything is decoded where
+    there are absurdly many."""
+    data = b"" if isinstance(value, UnsetType) else bytes(value)
+    if data in (b"", b"null"):
+        raise InvalidInput("prompt is missing", param="prompt", code="missing_required_parameter")
+    if data[:1] == b"[":
+        refuse_absurd(data, most, context)
+    prompt: Any = schema.raw(Raw(data), str | list[str | int | list[int]], "prompt", max_bytes=len(data))
+    if isinstance(prompt, str):
+        return some([prompt])
+    if prompt and all(isinstance(one, int) for one in prompt):
+        return some([prompt])
+    if len(prompt) > most:
+        raise InvalidInput(f"prompt has {len(prompt)} prompts; at most {most} are possible", param="prompt")
+    if len({type(one) for one in prompt}) > 1 or any(isinstance(one, int) for one in prompt):
+        raise InvalidInput("prompt mixes texts and token ids: give one kind", param="prompt", code="invalid_type")
+    return some(prompt)
+
+
+def some(prompts: list[Any]) -> list[Any]:
+    """The prompts, unless one is empty or there are none."""
+    if not prompts or not all(prompts):
+        raise InvalidInput("a prompt is empty: give at least one token", param="prompt")
+    return prompts
+
+
+def refuse_absurd(data: bytes, most: int, context: int) -> None:
+    """Counts strings, lists and numbers in the JSON of a list, without decoding it."""
+    plain = data.replace(rb"\\", b"").replace(rb"\"", b"")  # what is left of the quotes begins or ends a string
+    texts = plain.count(b'"') // 2
+    if texts <= most:
+        outside = b"".join(plain.split(b'"')[::2])
+        lists = outside.count(b"[") - 1
+        commas = outside.count(b",")
+    else:
+        lists = commas = 0
+    if max(texts, lists) > most:
+        raise InvalidInput(f"prompt has {max(texts, lists)} prompts; at most {most} are possible", param="prompt")
+    if commas - texts - lists > max(1, lists) * context:
+        raise too_long(context + 1, None, context, exact=False)
+
+
+async def completion_prompts(
+    service: Service, prompts: Sequence[str] | Sequence[list[int]], asked: Asked, context: int
+) -> list[list[int]]:
+    """The ids of every prompt. Raises InvalidInput."""
+    text, _ = service.need()
+    most = most_text(service, text, context)
+    ids: list[list[int]] = []
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            if len(prompt) > context:
+                raise too_long(len(prompt), None, context)
+            check_ids(prompt, text.vocab_size, "prompt")
+            ids.append(list(prompt))
+            continue
+        least = text.min_tokens(prompt)
+        if least > context:
+            raise too_long(least, None, context, exact=False)
+        refuse_long(len(prompt), most, "prompt")
+        encoded = await tokenized(len(prompt), partial(text.encode, prompt, parse_special=asked.parse_special))
+        if not encoded:
+            raise InvalidInput("a prompt is empty: give at least one token", param="prompt")
+        ids.append(encoded)
+    return ids
+
+
+async def echoed(
+    text: Text, body: Completion, prompts: Sequence[str] | Sequence[list[int]], asked: Asked
+) -> dict[int, str]:
+    """The prompt's text for each choice, where it is to be echoed."""
+    if not body.echo:
+        return {}
+    size = sum(map(len, prompts))
+    work = partial(_texts, text, prompts)
+    texts = await tokenized(size, work)
+    return {index: texts[index // asked.n] for index in range(len(texts) * asked.n)}
+
+
+def _texts(text: Text, prompts: Sequence[str] | Sequence[list[int]]) -> list[str]:
+    return [one if isinstance(one, str) else text.decode(one, skip_special=False) for one in prompts]
+
+
+def ids_to_decode(value: Raw, context: int, vocab: int) -> list[int]:
+    """The ids of /detokenize, checked. Raises InvalidInput, before they are decoded where they are too many."""
+    most = max(LEAST_IDS, context)
+    count = bytes(value).count(b",") + 1
+    if count > most:
+        raise InvalidInput(f"tokens has {count} ids; at most {most} are possible", param="tokens")
+    ids: list[int] = schema.raw(value, list[int], "tokens", max_bytes=len(memoryview(value)))
+    check_ids(ids, vocab, "tokens")
+    return ids
