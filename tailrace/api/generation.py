@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Delta:
-    """What one step added to a choice. `finish` is OpenAI's finish reason."""
+    """What one step added to a choice. `finish` is OpenAI's finish reason; `output_tokens` counts up to and with this
+    step, since a delta may wait for its client while later steps go on."""
 
     text: str
     tokens: Sequence[int] = ()
     logprobs: Sequence[TokenLogprob] = ()
     prompt_logprobs: Sequence[TokenLogprob | None] = ()
     finish: str | None = None
+    output_tokens: int = 0
 
 
 @dataclass(eq=False)
@@ -79,7 +81,7 @@ class Choice:
             finish = "length" if finish is not None else None
             self.finish = finish
             return Delta("", prompt_logprobs=output.prompt_logprobs, finish=finish)
-        return Delta(text, tokens, output.logprobs, output.prompt_logprobs, self.finish)
+        return Delta(text, tokens, output.logprobs, output.prompt_logprobs, self.finish, self.output_tokens)
 
     def _text(self, output: Output) -> str:
         tokens: Sequence[int] = output.tokens

@@ -112,7 +112,7 @@ class ChatShape:
         if delta.finish is not None:
             head = self._head() + b'{"index":%d,"delta":{' % choice.index
             end = self._after.replace(b'"finish_reason":null', b'"finish_reason":"%s"' % delta.finish.encode(), 1)
-            data += head + self._with_usage(choice, end)
+            data += head + self._with_usage(choice, delta, end)
         return data
 
     def _text(self, choice: Choice, delta: Delta) -> bytes:
@@ -120,12 +120,12 @@ class ChatShape:
         if self.facts.logprobs:
             content = {"content": chat_content(self.table, delta.tokens, delta.logprobs), "refusal": None}
             after = after.replace(b'"logprobs":null', b'"logprobs":' + encode(content), 1)
-        return self._before[choice.index] + encode(delta.text) + self._with_usage(choice, after)
+        return self._before[choice.index] + encode(delta.text) + self._with_usage(choice, delta, after)
 
-    def _with_usage(self, choice: Choice, after: bytes) -> bytes:
+    def _with_usage(self, choice: Choice, delta: Delta, after: bytes) -> bytes:
         if not self.facts.continuous_usage:
             return after
-        now = usage(len(choice.prompt), choice.output_tokens, choice.cached)
+        now = usage(len(choice.prompt), delta.output_tokens, choice.cached)
         return after[: after.rindex(b'"usage":null')] + b'"usage":' + encode(now) + b"}\n\n"
 
     def closing(self, fields: Mapping[str, Any]) -> bytes:
@@ -216,7 +216,7 @@ class TextShape:
         if delta.finish is not None:
             after = after.replace(b'"finish_reason":null', b'"finish_reason":"%s"' % delta.finish.encode(), 1)
         if self.facts.continuous_usage:
-            now = usage(len(choice.prompt), choice.output_tokens, choice.cached)
+            now = usage(len(choice.prompt), delta.output_tokens, choice.cached)
             after = after[: after.rindex(b'"usage":null')] + b'"usage":' + encode(now) + b"}\n\n"
         return self._before[choice.index] + encode(text) + after
 

@@ -96,7 +96,7 @@ class Line:
             self._readable.poll()  # recv alone also wakes whenever the other side takes something off the line
             try:
                 size = self._socket.recv_into(self._buffer)
-            except ConnectionError:
+            except OSError:  # the other side was killed, or this end is being closed
                 size = 0
             if not size:
                 return None
