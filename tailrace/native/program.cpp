@@ -164,7 +164,7 @@ void Program::add(int a, int b, int64_t width, int out) {
 int Program::select(int x, int64_t width) {
     Op op{Code::Select};
     op.x = x, op.width = width;
-    tail_ = ops_.size();
+    if (tail_ == 0) tail_ = ops_.size();
     op.out = buffer(width); // after tail_ is set: buffers of wanted rows are small
     ops_.push_back(op);
     return op.out;
@@ -430,7 +430,7 @@ void Program::plan_stages() {
         const int64_t tasks = prepare(op, rows);
         if (tasks == 0) return;
         if (count > 0 && by_row(op) && stages_[count - 1].last + 1 == &op && by_row(*stages_[count - 1].last) &&
-            op.code != Code::Select) {
+            (op.code != Code::Select || stages_[count - 1].first->code == Code::Select)) {
             stages_[count - 1].last = &op;
             return;
         }

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tailrace.backends.cpu import CpuBackend, available_kernels
+from tailrace.backends.cpu.record import Recorder
 from tailrace.backends.reference import ReferenceBackend
 from tailrace.models import load_model, open_checkpoint
 from tests.batches import batch, logits_of, pages_for
@@ -129,3 +130,14 @@ def test_a_batch_that_points_outside_is_refused(change: dict[str, np.ndarray]) -
 def test_an_unknown_kernel_build_is_refused_by_name() -> None:
     with pytest.raises(Exception, match="'sse9' cannot run on this machine; it can run"):
         on_cpu("llama", 64, kernels="sse9")
+
+
+def test_what_follows_the_last_attention_is_computed_for_wanted_rows_only() -> None:
+    model = load_model(open_checkpoint(GOLDEN / "models" / "llama"), max_context=64)
+    recorder = Recorder()
+    model.forward(recorder)
+    names = [node.op for node in recorder.nodes]
+    last = len(names) - 1 - names[::-1].index("attention")
+    assert names[last + 1 : last + 3] == ["wanted", "wanted"]  # the residual stream and what was attended
+    assert names.count("wanted") == 2
+    assert names.count("silu_mul") == len(model.layers)

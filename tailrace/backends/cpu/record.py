@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +79,26 @@ class Recorder:
         return self._add(Node("add", (a, b), a.width))
 
     def wanted(self, x: Node) -> Node:
-        return self._add(Node("wanted", (x,), x.width))
+        """Rows are taken as early as they can be: whatever follows the last attention is computed for wanted rows only,
+        since every operation but attention gives a row from that row alone."""
+        last = next((n for n in reversed(self.nodes) if n.op == "attention"), None)
+        after: set[Node] = set() if last is None else {last}
+        for node in self.nodes:
+            if any(i in after for i in node.inputs):
+                after.add(node)
+        taken: dict[Node, Node] = {}
+
+        def take(node: Node) -> Node:
+            if node not in taken:
+                if node in after and node is not last:
+                    taken[node] = self._add(replace(node, inputs=tuple(take(i) for i in node.inputs)))
+                else:
+                    taken[node] = self._add(Node("wanted", (node,), node.width))
+            return taken[node]
+
+        found = take(x)
+        self.nodes = [n for n in self.nodes if n not in after or n is last]
+        return found
 
 
 @dataclass(frozen=True)
