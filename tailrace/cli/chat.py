@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import time
 from typing import Annotated, Any, NamedTuple
@@ -100,6 +101,7 @@ class Chat:
         if self._interactive:
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401 - gives input() editing and history
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have us started with it ignored
             self._err.print(f"[bold]{self._model}[/bold] at {self._client.url} · /help for commands", style="dim")
         while (line := self._read()) is not None:
             if line.startswith("/"):

@@ -73,6 +73,8 @@ class Core(Protocol):
 
     def step(self, intake: Callable[[], None] | None = None) -> Tokens | None: ...
 
+    def interrupt(self) -> None: ...
+
     def check_integrity(self) -> None: ...
 
     def close(self) -> None: ...
@@ -223,6 +225,7 @@ class Serving:
         decode = msgspec.msgpack.Decoder(ToEngine).decode
         while (data := self._line.receive()) is not None:
             self._inbox.put(decode(data))
+            self._core.interrupt()
         if not self._stopped.is_set():
             os._exit(1)
 

@@ -125,10 +125,16 @@ class Recorder {
         for (const auto &[weight, out, column, bias] : segments) s.push_back({weight, out, bias, column});
         program_.linear(x, s, accumulate);
     }
+    void gate(int x, const std::tuple<int, int> &gate, const std::tuple<int, int> &up, int out) {
+        const auto [gate_weight, gate_bias] = gate;
+        const auto [up_weight, up_bias] = up;
+        program_.gate(x, {gate_weight, -1, gate_bias, 0}, {up_weight, -1, up_bias, 0}, out);
+    }
     Program &program() { return program_; }
 
-    void run(In<int32_t> tokens, In<int32_t> starts, In<int32_t> context, In2<int32_t> tables, In<int32_t> wanted, nb::dict sampling,
-             Out<int32_t> token, Out<float> logprob, Out2<int32_t> top_token, Out2<float> top_logprob, nb::object logits) {
+    // The arrays are used until `wait` returns: their owner keeps them. None is converted, so they are the owner's own.
+    Step step_of(In<int32_t> tokens, In<int32_t> starts, In<int32_t> context, In2<int32_t> tables, In<int32_t> wanted, nb::dict sampling,
+                Out<int32_t> token, Out<float> logprob, Out2<int32_t> top_token, Out2<float> top_logprob, nb::object logits) {
         Step s{};
         s.count = int64_t(tokens.size());
         s.sequences = int64_t(context.size());
@@ -155,12 +161,25 @@ class Recorder {
         }
         s.token = token.data(), s.logprob = logprob.data(), s.top_token = top_token.data(), s.top_logprob = top_logprob.data();
         if (!logits.is_none()) {
-            auto l = nb::cast<Out2<float>>(logits);
+            auto l = nb::cast<Out2<float>>(logits, false);
             want(int64_t(l.shape(0)) == s.wanted_count && int64_t(l.shape(1)) == vocab_, "logits have the wrong shape");
             s.logits = l.data();
         }
+        return s;
+    }
+    template <class... Args> void launch(Args... args) { program_.launch(step_of(args...)); }
+    void chain(Out<int32_t> tokens, In<int32_t> starts, In<int32_t> context, In2<int32_t> tables, In<int32_t> wanted, nb::dict sampling,
+               Out<int32_t> token, Out<float> logprob, Out2<int32_t> top_token, Out2<float> top_logprob, In<int32_t> end_start,
+               In<int32_t> ends) {
+        const Step s = step_of(In<int32_t>(tokens), starts, context, tables, wanted, sampling, token, logprob, top_token, top_logprob, nb::none());
+        want(int64_t(end_start.size()) == s.wanted_count + 1 && end_start.data()[0] == 0 && end_start.data()[s.wanted_count] == int32_t(ends.size()),
+             "ends must have a run for each row");
+        for (int64_t i = 0; i < s.wanted_count; i++) want(end_start.data()[i] <= end_start.data()[i + 1], "ends must have a run for each row");
+        program_.chain(s, tokens.data(), {end_start.data(), end_start.data() + end_start.size()}, {ends.data(), ends.data() + ends.size()});
+    }
+    bool wait() {
         nb::gil_scoped_release release;
-        program_.run(s);
+        return program_.wait();
     }
 
   private:
@@ -185,7 +204,7 @@ class Recorder {
             want(s.wanted[i] >= 0 && s.wanted[i] < s.count && (i == 0 || s.wanted[i] > s.wanted[i - 1]), "wanted rows must ascend within the step");
     }
     template <class T> int64_t take(const nb::dict &d, const char *name, const T *&out, int64_t size) {
-        auto a = nb::cast<In<T>>(d[name]);
+        auto a = nb::cast<In<T>>(d[name], false);
         if (size >= 0) want(int64_t(a.size()) == size, name);
         out = a.data();
         return int64_t(a.size());
@@ -200,10 +219,10 @@ class Recorder {
         for (int64_t i = 0; i < rows; i++) want(starts[i] <= starts[i + 1], start);
     }
 
+    nb::list keep_; // arrays that the program reads: outlives its threads
     Program program_;
     int64_t vocab_, max_sequences_, table_rows_ = 0, pages_ = 0;
     std::vector<int64_t> rows_;
-    nb::list keep_;
 };
 
 } // namespace
@@ -236,9 +255,18 @@ NB_MODULE(_kernels, m) {
         .def("add", [](Recorder &r, int a, int b, int64_t width, int out) { r.program().add(a, b, width, out); })
         .def("select", [](Recorder &r, int x, int64_t width) { return r.program().select(x, width); })
         .def("sample", [](Recorder &r, int logits) { r.program().sample(logits); })
-        .def("run", &Recorder::run, nb::arg("tokens"), nb::arg("starts"), nb::arg("context"), nb::arg("tables"), nb::arg("wanted"),
-             nb::arg("sampling"), nb::arg("token"), nb::arg("logprob"), nb::arg("top_token"), nb::arg("top_logprob"),
-             nb::arg("logits").none())
+        .def("gate", &Recorder::gate)
+        .def("launch", &Recorder::launch<In<int32_t>, In<int32_t>, In<int32_t>, In2<int32_t>, In<int32_t>, nb::dict, Out<int32_t>, Out<float>,
+                                         Out2<int32_t>, Out2<float>, nb::object>, nb::arg("tokens").noconvert(), nb::arg("starts").noconvert(), nb::arg("context").noconvert(),
+             nb::arg("tables").noconvert(), nb::arg("wanted").noconvert(), nb::arg("sampling"), nb::arg("token").noconvert(),
+             nb::arg("logprob").noconvert(), nb::arg("top_token").noconvert(), nb::arg("top_logprob").noconvert(), nb::arg("logits").none())
+        .def("chain", &Recorder::chain, nb::arg("tokens").noconvert(), nb::arg("starts").noconvert(), nb::arg("context").noconvert(),
+             nb::arg("tables").noconvert(), nb::arg("wanted").noconvert(), nb::arg("sampling"), nb::arg("token").noconvert(),
+             nb::arg("logprob").noconvert(), nb::arg("top_token").noconvert(), nb::arg("top_logprob").noconvert(),
+             nb::arg("end_start").noconvert(), nb::arg("ends").noconvert())
+        .def("hold", [](Recorder &r, bool on) { r.program().hold(on); })
+        .def("wait", &Recorder::wait)
+        .def_prop_ro("redone", [](Recorder &r) { return r.program().redone(); })
         .def("profile", [](Recorder &r, bool on) { r.program().profile(on); })
         .def("profiled", [](Recorder &r) { return r.program().profiled(); })
         .def_prop_ro("threads", [](Recorder &r) { return r.program().threads(); })

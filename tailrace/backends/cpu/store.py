@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import mmap
 import os
 import tempfile
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.backends import Weight
+from tailrace.backends.cpu.memory import read_file
 from tailrace.native import _kernels
 
 VERSION = 1
@@ -81,17 +81,16 @@ class TileStore:
         return head + b"\0" * (-len(head) % _ALIGN)
 
     def _map(self, path: Path) -> bool:
-        """Maps the file; False where there is none or it does not hold exactly these tensors."""
+        """Takes the tiles from the file; False where there is none or it does not hold exactly these tensors."""
         header = self._header()
         try:
             with path.open("rb") as f:
                 total = len(header) + sum(-(-int(str(e["size"])) // _ALIGN) * _ALIGN for e in self._index.values())
                 if os.fstat(f.fileno()).st_size != total or f.read(len(header)) != header:
                     return False
-                data = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+                whole = read_file(f)
         except OSError:
             return False
-        whole = np.frombuffer(data, np.uint8)
         at = len(header)
         for name, entry in self._index.items():
             size = int(str(entry["size"]))
