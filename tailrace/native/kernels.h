@@ -1,4 +1,4 @@
-// What a kernel build (portable, AVX2, AVX-512) offers to the program that replays a model's operations.
+// What a kernel build (portable, AVX2, AVX-512, NEON) offers to the program that replays a model's operations.
 #pragma once
 
 #include <cstddef>
@@ -136,7 +136,9 @@ TR_INLINE size_t attention_scratch(int64_t rows, int head_dim) {
 }
 
 const Kernels *kernels_portable();
-const Kernels *kernels_avx2();    // null where the build has none
+const Kernels *kernels_avx2();    // x86 only
 const Kernels *kernels_avx512();
+const Kernels *kernels_neon();    // AArch64 only
+const Kernels *kernels_dotprod();
 
 } // namespace tailrace

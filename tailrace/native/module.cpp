@@ -12,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "builds.h"
 #include "ceilings.h"
 #include "kernels.h"
 #include "pack.h"
@@ -27,47 +28,6 @@ template <class T> using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb
 template <class T> using In2 = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 template <class T> using Out = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T> using Out2 = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-bool cpu_has(const std::string &name) {
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (name == "avx2") return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-#if defined(TR_EMULATE)
-    if (name == "avx512") return cpu_has("avx2");
-#endif
-    if (name == "avx512")
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && cpu_has("avx2");
-#endif
-    return name == "portable";
-}
-
-const Kernels *built(const std::string &name) {
-    if (name == "portable") return kernels_portable();
-#if defined(TR_HAVE_X86)
-    if (name == "avx2") return kernels_avx2();
-    if (name == "avx512") return kernels_avx512();
-#endif
-    return nullptr;
-}
-
-// Kernel builds that this machine can run, best first.
-std::vector<std::string> available() {
-    std::vector<std::string> names;
-    for (const char *name : {"avx512", "avx2", "portable"})
-        if (built(name) && cpu_has(name)) names.emplace_back(name);
-    return names;
-}
-
-const Kernels *chosen(const std::string &name) {
-    const auto names = available();
-    if (std::find(names.begin(), names.end(), name) == names.end()) {
-        std::string list;
-        for (const auto &n : names) list += (list.empty() ? "" : ", ") + n;
-        throw std::invalid_argument("kernels '" + name + "' cannot run on this machine; it can run: " + list);
-    }
-    return built(name);
-}
 
 void want(bool ok, const char *what) {
     if (!ok) throw std::invalid_argument(what);

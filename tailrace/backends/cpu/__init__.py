@@ -29,7 +29,7 @@ class Weighted(Forward, Protocol):
 
 
 def available_kernels() -> list[str]:
-    """Kernel builds that this machine can run, best first: of avx512, avx2, portable."""
+    """Kernel builds that this machine can run, best first: of avx512, avx2, dotprod, neon, portable."""
     from tailrace.native import _kernels
 
     return _kernels.available()
@@ -53,8 +53,8 @@ class CpuBackend:
     """Runs batches of a model on this machine's cores. Bitwise batch-invariant.
 
     `pages`: size of the KV pool. `step_tokens`: most tokens of one batch. `max_running`: most sequences of one batch.
-    `kernels`: avx512, avx2 or portable; None takes the best. `cache_dir`: where repacked weights are kept; None keeps
-    none. `vocab_limit`: token ids at or past it are never drawn (padding rows of the head).
+    `kernels`: one of `available_kernels()`; None takes the best. `cache_dir`: where repacked weights are kept; None
+    keeps none. `vocab_limit`: token ids at or past it are never drawn (padding rows of the head).
     """
 
     name = "cpu"
