@@ -23,7 +23,7 @@
 using namespace tailrace;
 
 // Every member is tested below; a new one must be too.
-static_assert(sizeof(Kernels) == sizeof(const char *) + 8 + 12 * sizeof(void (*)()));
+static_assert(sizeof(Kernels) == sizeof(const char *) + 8 + 14 * sizeof(void (*)()));
 
 namespace {
 
@@ -238,8 +238,8 @@ void test_quantise(Pair p) {
 }
 
 // Where a product of one tile goes within a matrix of results.
-Output output(std::vector<float> &out, int64_t ld, const std::vector<float> *bias, bool accumulate) {
-    return {out.data(), ld, bias ? bias->data() : nullptr, accumulate};
+Output output(std::vector<float> &out, int64_t row0, int64_t tile, int64_t ld, const std::vector<float> *bias, bool accumulate) {
+    return {out.data() + row0 * ld + tile * LANES, ld, bias ? bias->data() + tile * LANES : nullptr, accumulate};
 }
 
 // One product in all its ways; `run(kernels, tile, row0, rows, output)` computes a tile, `oracle(row, n, magnitude)` gives the
@@ -253,13 +253,17 @@ void product(Pair p, Random &random, const Packed &w, int64_t rows, bool exact, 
             for (float &x : *v) x = float(random.between(-64, 64));
     for (const bool more : {false, true}) {
         const std::vector<float> *b = more ? &bias : nullptr;
-        auto found = start, truth = start, alone = start;
+        auto found = start, truth = start, alone = start, aside = start;
         for (int64_t t = 0; t < w.n / LANES; t++) {
-            run(p.k, t, row0, rows, output(found, ld, b, more));
-            run(p.plain, t, row0, rows, output(truth, ld, b, more));
-            for (int64_t r = row0; r < all; r++) run(p.k, t, r, 1, output(alone, ld, b, more));
+            run(p.k, t, row0, rows, output(found, row0, t, ld, b, more));
+            run(p.plain, t, row0, rows, output(truth, row0, t, ld, b, more));
+            for (int64_t r = row0; r < all; r++) run(p.k, t, r, 1, output(alone, r, t, ld, b, more));
+            std::vector<float> product(size_t(rows * LANES));
+            run(p.k, t, row0, rows, {product.data(), LANES, nullptr, false});
+            p.k.place(product.data(), rows, output(aside, row0, t, ld, b, more));
         }
         same("a row alone", alone, found);
+        same("computed aside", aside, found);
         if (exact) same("exact", found, truth);
         p.note(found, truth);
         for (int64_t r = 0; r < all; r++)
@@ -433,6 +437,33 @@ void test_silu_mul(Pair p) {
             const double bound = 8 * ROUNDING * std::fabs(value) + 1e-36 * std::fabs(double(gate[i]) * up[i]); // 0 below -87.3
             near("found", i, found[i], value, bound), near("portable", i, truth[i], value, bound);
         }
+    }
+}
+
+void test_gate_block(Pair p) {
+    Random random{10};
+    for (int64_t rows = 1; rows <= 9; rows++) {
+        place = std::string(p.k.name) + " gate_block rows " + std::to_string(rows);
+        const int64_t row0 = random.below(3), k = 96, block = random.below(3);
+        const auto gate = random.normals(2 * rows * LANES, 3.0f), up = random.normals(2 * rows * LANES);
+        Rounded found(row0 + rows, k), truth(row0 + rows, k), apart(row0 + rows, k);
+        p.k.gate_block(gate.data(), up.data(), rows, row0, block, found.view);
+        p.plain.gate_block(gate.data(), up.data(), rows, row0, block, truth.view);
+        for (int64_t r = 0; r < rows; r++) { // the same as silu_mul, then quantise
+            std::vector<float> g(static_cast<size_t>(k)), u = g, values = g;
+            for (int64_t i = 0; i < QBLOCK; i++) {
+                g[size_t(block * QBLOCK + i)] = gate[size_t((i / LANES * rows + r) * LANES + i % LANES)];
+                u[size_t(block * QBLOCK + i)] = up[size_t((i / LANES * rows + r) * LANES + i % LANES)];
+            }
+            p.k.silu_mul(g.data(), u.data(), k, values.data());
+            values.insert(values.begin(), size_t((row0 + r) * k), 0.0f);
+            p.k.quantise(values.data(), row0 + r, apart.view);
+        }
+        same("q", found.q, apart.q), same("d", found.d, apart.d), same("ds", found.ds, apart.ds);
+        same("ds16", found.ds16, apart.ds16), same("s16", found.s16, apart.s16);
+        p.note(found.q, truth.q), p.note(found.ds, truth.ds), p.note(found.ds16, truth.ds16);
+        for (size_t b = 0; b < truth.d.size(); b++) near("d", b, found.d[b], truth.d[b], 16 * ROUNDING * truth.d[b]);
+        for (size_t i = 0; i < truth.q.size(); i++) near("q", i, found.q[i], truth.q[i], 1.0); // a tie may round either way
     }
 }
 
@@ -614,8 +645,8 @@ void test_all(Pair p) {
         run(p);
     };
     test("quantise", test_quantise), test("gemm_int", test_gemm_int), test("gemm_float", test_gemm_float), test("embed", test_embed);
-    test("rms_norm", test_rms_norm), test("rotate", test_rotate), test("silu_mul", test_silu_mul), test("attention", test_attention);
-    test("sample", test_sample);
+    test("rms_norm", test_rms_norm), test("rotate", test_rotate), test("silu_mul", test_silu_mul);
+    test("gate_block", test_gate_block), test("attention", test_attention), test("sample", test_sample);
 }
 
 } // namespace
