@@ -95,6 +95,8 @@ class Settings:
     kernels: str | None = None
     """Instruction path ("portable", "avx2", "avx512"...); None is the best that this machine has."""
     kv_dtype: str = "bf16"
+    quantize: str | None = None
+    """"int8" or "int4": float matrices are rounded to it as they are loaded; None serves weights as they are stored."""
     backend: str = "cpu"
     """"cpu" (native) or "reference" (numpy, slow, the oracle)."""
     prefix_cache: bool = True
@@ -167,6 +169,7 @@ class Settings:
             threads=self.threads,
             kernels=self.kernels,
             kv_dtype=self.kv_dtype,
+            quantize=self.quantize,
             prefix_cache=self.prefix_cache,
             cache_dir=self.cache_dir,
             loader=self.loader,

@@ -54,7 +54,8 @@ class CpuBackend:
 
     `pages`: size of the KV pool. `step_tokens`: most tokens of one batch. `max_running`: most sequences of one batch.
     `kernels`: one of `available_kernels()`; None takes the best. `cache_dir`: where repacked weights are kept; None
-    keeps none. `vocab_limit`: token ids at or past it are never drawn (padding rows of the head).
+    keeps none, and `variant` is part of the file's name where the weights are not as the model's files have them.
+    `vocab_limit`: token ids at or past it are never drawn (padding rows of the head).
     """
 
     name = "cpu"
@@ -72,6 +73,7 @@ class CpuBackend:
         kernels: str | None = None,
         kv_dtype: str = "bf16",
         cache_dir: Path | None = None,
+        variant: str = "",
         vocab_limit: int | None = None,
     ) -> None:
         from tailrace.native import _kernels
@@ -88,7 +90,8 @@ class CpuBackend:
         self.chained = False
         self._flying: tuple[Batch, Result] | None = None
         self._armed: tuple[Batch, Result] | None = None
-        path = cache_dir / f"tiles-{VERSION}.bin" if cache_dir is not None else None
+        name = f"tiles-{VERSION}-{variant}.bin" if variant else f"tiles-{VERSION}.bin"
+        path = cache_dir / name if cache_dir is not None else None
         self._store = TileStore(model.weights(), path, count)
         self._program = _kernels.Program(
             self.kernels, count, step_tokens, max_running, model.vocab, vocab_limit or model.vocab
