@@ -277,6 +277,19 @@ Output Program::target(const Op &op, const Segment &s, int64_t tile, int64_t at)
     return {row(s.out, at) + s.column + tile * LANES, buffers_[size_t(s.out)].ld, bias, op.flag};
 }
 
+// Where the thread's lane of a product begins to read.
+const uint8_t *Program::first_weights(size_t i, int thread) const {
+    const Stage &stage = stages_[i];
+    const Op &op = *stage.first;
+    int64_t tile = share(op, stage.rows, stage.begin(uint32_t(thread) % stage.lanes)).from * (op.code == Code::Gate ? 2 : 1);
+    for (const Segment &s : op.segments) {
+        const Packed &w = weights_[size_t(s.weight)];
+        if (tile < w.n / LANES) return w.data + size_t(tile) * w.tile_bytes();
+        tile -= w.n / LANES;
+    }
+    return nullptr;
+}
+
 // False where another thread has put the task's result in place.
 bool Program::work_linear(const Stage &stage, Progress &p, int64_t task, uint32_t step, int thread) {
     const Op &op = *stage.first;
@@ -514,7 +527,7 @@ void Program::complete(const Stage &stage, Progress &p, uint32_t task, uint32_t 
 // nanoseconds are computed again, where that is possible: their threads may not be running.
 bool Program::finish(const Stage &stage, Progress &p, uint32_t step, int thread, int64_t patience) {
     const uint64_t complete = (uint64_t(step) << 32 | stage.lanes) + (stage.after != stage.after_end);
-    const uint8_t *ahead = stage.ahead;
+    const uint8_t *ahead = stage.ahead < 0 ? nullptr : ahead_[size_t(stage.ahead) * size_t(threads_) + size_t(thread)];
     const auto over = [&](uint64_t done) { return static_cast<int32_t>(static_cast<uint32_t>(done >> 32) - step) > 0; };
     int64_t deadline = stage.aside ? now_ns() + patience : 0;
     uint64_t done = p.done.load(std::memory_order_acquire);
@@ -572,6 +585,7 @@ void Program::size_stages() {
     for (const Op &op : ops_)
         if (op.code == Code::Linear || op.code == Code::Gate) tasks = std::max(tasks, prepare(op, std::min(ASIDE_ROWS, max_tokens_)));
     claims_ = std::make_unique<std::atomic<uint32_t>[]>(size_t(tasks) * most);
+    ahead_.resize(most * size_t(threads_));
     lanes_ = std::make_unique<Lane[]>(size_t(threads_) * most);
     for (size_t i = 0; i < most; i++) {
         progress_[i].claims = claims_.get() + size_t(tasks) * i;
@@ -616,16 +630,18 @@ void Program::plan_stages() {
         }
         const bool aside = is_product(op) && rows <= ASIDE_ROWS && threads_ > 1;
         const auto n = static_cast<uint32_t>(tasks);
-        stages_[count++] = {&op, &op, rows, first_wanted, n, std::min(n, uint32_t(threads_)), after, after, nullptr, aside};
+        stages_[count++] = {&op, &op, rows, first_wanted, n, std::min(n, uint32_t(threads_)), after, after, -1, aside};
     };
     for (size_t i = 0; i < tail_; i++) add(ops_[i], step_.count, 0);
     for (int64_t w = 0; w < step_.wanted_count; w += slab_)
         for (size_t i = tail_; i < ops_.size(); i++) add(ops_[i], std::min(slab_, step_.wanted_count - w), w);
-    // What a thread that waits at a stage may fetch: the next matrix's first tiles. Nothing where many rows share them.
-    const uint8_t *ahead = nullptr;
+    // What a thread that waits at a stage may fetch: the next weights of its lane. Nothing where many rows share them.
+    int64_t ahead = -1;
     for (size_t i = count; i-- > 0;) {
-        stages_[i].ahead = step_.count <= FEW_ROWS ? ahead : nullptr;
-        if (is_product(*stages_[i].first)) ahead = weights_[size_t(stages_[i].first->segments[0].weight)].data;
+        stages_[i].ahead = step_.count <= FEW_ROWS ? ahead : -1;
+        if (!is_product(*stages_[i].first)) continue;
+        ahead = int64_t(i);
+        for (int t = 0; t < threads_; t++) ahead_[i * size_t(threads_) + size_t(t)] = first_weights(i, t);
     }
     stage_count_.store(count);
     version_.fetch_add(1);

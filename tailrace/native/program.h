@@ -126,7 +126,7 @@ class Program {
         int64_t rows, first_wanted;
         uint32_t tasks = 0, lanes = 0;
         size_t after = 0, after_end = 0;
-        const uint8_t *ahead = nullptr; // weights that are read next, where a waiting thread may fetch them
+        int64_t ahead = -1; // the stage whose weights are read next, where a waiting thread may fetch them
         bool aside = false; // tasks are computed aside, and put in place by whoever is first to claim them
         TR_INLINE uint32_t begin(uint32_t lane) const { return uint32_t(uint64_t(tasks) * lane / lanes); }
         TR_INLINE uint32_t lane_of(uint32_t task) const { return uint32_t((uint64_t(task + 1) * lanes - 1) / tasks); }
@@ -168,6 +168,7 @@ class Program {
     void product(const Packed &w, int64_t tile, const Buffer &x, int64_t row, int64_t rows, const Output &out, int thread);
     int64_t chunk_tiles(const Op &op) const;
     Share share(const Op &op, int64_t rows, int64_t task) const;
+    const uint8_t *first_weights(size_t stage, int thread) const;
     Output target(const Op &op, const Segment &s, int64_t tile, int64_t row);
     void work_attend(const Op &op, int64_t task, int thread);
     void work_merge(const Op &op, int64_t task);
@@ -204,6 +205,7 @@ class Program {
     std::atomic<uint32_t> version_{0};     // of the stages; odd while they change
     std::vector<Stage> stages_;
     std::vector<After> after_;
+    std::vector<const uint8_t *> ahead_; // of each stage that is a product, and each thread: where its lane begins
     std::atomic<size_t> stage_count_{0};
     std::atomic<uint32_t> number_{0}; // of the step
     std::atomic<int> parked_{0};
