@@ -109,6 +109,7 @@ $(VENV)/.native: CMakeLists.txt $(NATIVE) $(VENV)/.tools
 $(VENV)/.installed: pyproject.toml $(VENV)/.native
 	@echo "Installing Tailrace ..."
 	@$(PIP) install -qq --no-build-isolation -C wheel.cmake=false -e .
+	@$(BIN)/python -m compileall -q tailrace # where PYTHONDONTWRITEBYTECODE is set, every start would compile it all again
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed

@@ -18,7 +18,7 @@ from tailrace.native import _kernels
 
 def backend_of(model: Path, *, pages: int = 2048, threads: int | None = None, kernels: str | None = None) -> CpuBackend:
     """The cpu backend over a model file, as the server would build it: with the repacked weights from the cache."""
-    return CpuBackend(
+    backend = CpuBackend(
         load_model(open_checkpoint(model), max_context=8192),
         pages=pages,
         max_context=8192,
@@ -28,6 +28,8 @@ def backend_of(model: Path, *, pages: int = 2048, threads: int | None = None, ke
         kernels=kernels,
         cache_dir=prepared_dir(model),
     )
+    backend.settle()
+    return backend
 
 
 def seconds(backend: CpuBackend, batch: Batch, rounds: int) -> list[float]:

@@ -229,6 +229,10 @@ class Backend(Protocol):
     @property
     def kv_bytes(self) -> int: ...
 
+    def settle(self) -> None:
+        """Start-up is over: does what a first answer need not wait for. Returns at once."""
+        ...
+
     def launch(self, batch: Batch) -> None:
         """Begins a step, at most one at a time. The batch stays as it is until `wait` has returned."""
         ...
@@ -265,6 +269,9 @@ class Inline:
     _held = False
     _launched: Batch | None = None
     _next: tuple[Batch, Ends] | None = None
+
+    def settle(self) -> None:
+        """Nothing to do."""
 
     def launch(self, batch: Batch) -> None:
         """Keeps the step until `wait`."""

@@ -152,6 +152,10 @@ class EngineCore:
         assert held == self._held, "a request is neither waiting nor running"
         assert set(self._watches) <= set(held), "a stop watch outlived its request"
 
+    def settle(self) -> None:
+        """Start-up is over."""
+        self._backend.settle()
+
     def close(self) -> None:
         """Lets the step that runs end. What is held is lost."""
         self._backend.hold(True)

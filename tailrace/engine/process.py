@@ -77,6 +77,8 @@ class Core(Protocol):
 
     def check_integrity(self) -> None: ...
 
+    def settle(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -286,6 +288,7 @@ def main() -> int:
         gc.freeze()  # what start-up made stays: later collections need not look at it
         gc.enable()
         serving.send(ready_message(spec, loaded, laps))
+        loaded.core.settle()
         serving.run()
         loaded.core.close()
     except ConnectionError:  # the API process is gone

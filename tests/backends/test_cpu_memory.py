@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tailrace.backends.cpu.memory import read_file
+from tailrace.backends.cpu.memory import File
 
 
 @pytest.mark.parametrize("offer", ["always [madvise] never", "always madvise [never]", None])
@@ -22,9 +22,15 @@ def test_the_bytes_are_the_file_s(tmp_path: Path, offer: str | None, available: 
     want.tofile(path)
     with path.open("rb") as file:
         file.read(100)
-        data = read_file(file, setting=setting, meminfo=meminfo)
+        whole = File(file, setting=setting, meminfo=meminfo)
+    data, offered = whole.data, offer == "always [madvise] never" and available == "MemAvailable:   16000000 kB"
     assert np.array_equal(data, want)
     assert not data.flags.writeable
-    path.write_bytes(b"\0" * 8)  # a copy is its own; a mapping would end here
-    if offer == "always [madvise] never" and available == "MemAvailable:   16000000 kB":
+    gathering = whole.settle()
+    if gathering is not None:
+        assert whole.copied
+        gathering.join(30)
         assert np.array_equal(data, want)
+        path.write_bytes(b"\0" * 8)  # a copy is its own; a mapping would end here
+        assert np.array_equal(data, want)
+    assert offered or not whole.copied

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.backends import Weight
-from tailrace.backends.cpu.memory import read_file
+from tailrace.backends.cpu.memory import File
 from tailrace.native import _kernels
 
 VERSION = 1
@@ -55,6 +55,7 @@ class TileStore:
             for name, w in sorted(matrices.items())
         }
         self.from_file = False
+        self._file: File | None = None
         self._tiles: dict[str, NDArray[np.uint8]] = {}
         if path is not None and self._map(path):
             return
@@ -67,6 +68,11 @@ class TileStore:
     def nbytes(self) -> int:
         """Bytes of all tiles."""
         return sum(int(str(e["size"])) for e in self._index.values())
+
+    def settle(self) -> None:
+        """Start-up is over: see `memory.File`."""
+        if self._file is not None:
+            self._file.settle()
 
     def __call__(self, weight: Weight) -> NDArray[np.uint8]:
         return self._tiles[weight.name]
@@ -88,10 +94,10 @@ class TileStore:
                 total = len(header) + sum(-(-int(str(e["size"])) // _ALIGN) * _ALIGN for e in self._index.values())
                 if os.fstat(f.fileno()).st_size != total or f.read(len(header)) != header:
                     return False
-                whole = read_file(f)
+                self._file = File(f)
         except OSError:
             return False
-        at = len(header)
+        whole, at = self._file.data, len(header)
         for name, entry in self._index.items():
             size = int(str(entry["size"]))
             self._tiles[name] = whole[at : at + size]
