@@ -513,10 +513,10 @@ bool Program::claim(Progress &p, int64_t task, uint32_t step) {
 void Program::complete(const Stage &stage, Progress &p, uint32_t task, uint32_t step) {
     const uint32_t lane = stage.lane_of(task), size = stage.begin(lane + 1) - stage.begin(lane);
     if (count_one(p.lanes[lane].done, step, size) + 1 != size) return;
-    const bool follows = stage.after != stage.after_end;
     if (count_one(p.done, step, stage.lanes) + 1 != stage.lanes) return;
-    if (follows) {
+    if (stage.after != stage.after_end || stage.closing) {
         work_after(stage);
+        if (stage.closing) end(step);
         count_one(p.done, step, stage.lanes + 1);
     }
     if (parked_.load() > 0) p.done.notify_all();
@@ -526,7 +526,7 @@ void Program::complete(const Stage &stage, Progress &p, uint32_t task, uint32_t 
 // takes the time, so whoever waits brings the next weights closer. Tasks that others hold for longer than `patience`
 // nanoseconds are computed again, where that is possible: their threads may not be running.
 bool Program::finish(const Stage &stage, Progress &p, uint32_t step, int thread, int64_t patience) {
-    const uint64_t complete = (uint64_t(step) << 32 | stage.lanes) + (stage.after != stage.after_end);
+    const uint64_t complete = (uint64_t(step) << 32 | stage.lanes) + (stage.after != stage.after_end || stage.closing);
     const uint8_t *ahead = stage.ahead < 0 ? nullptr : ahead_[size_t(stage.ahead) * size_t(threads_) + size_t(thread)];
     const auto over = [&](uint64_t done) { return static_cast<int32_t>(static_cast<uint32_t>(done >> 32) - step) > 0; };
     int64_t deadline = stage.aside ? now_ns() + patience : 0;
@@ -630,7 +630,7 @@ void Program::plan_stages() {
         }
         const bool aside = is_product(op) && rows <= ASIDE_ROWS && threads_ > 1;
         const auto n = static_cast<uint32_t>(tasks);
-        stages_[count++] = {&op, &op, rows, first_wanted, n, std::min(n, uint32_t(threads_)), after, after, -1, aside};
+        stages_[count++] = {&op, &op, rows, first_wanted, n, std::min(n, uint32_t(threads_)), after, after, -1, aside, false};
     };
     for (size_t i = 0; i < tail_; i++) add(ops_[i], step_.count, 0);
     for (int64_t w = 0; w < step_.wanted_count; w += slab_)
@@ -643,39 +643,70 @@ void Program::plan_stages() {
         ahead = int64_t(i);
         for (int t = 0; t < threads_; t++) ahead_[i * size_t(threads_) + size_t(t)] = first_weights(i, t);
     }
+    stages_[count - 1].closing = true;
     stage_count_.store(count);
     version_.fetch_add(1);
 }
 
 void Program::launch(const Step &step) {
     if (flying_) throw std::logic_error("a step runs already");
+    check(step);
+    begin(step);
+    flying_ = true;
+    waited_ = number_.load();
+}
+
+void Program::check(const Step &step) const {
     if (step.count < 1 || step.count > max_tokens_) throw std::invalid_argument("a step must have 1 to max_tokens tokens");
+    for (const Rope &r : ropes_)
+        for (int64_t s = 0; s < step.sequences; s++)
+            if (step.context[s] + step.starts[s + 1] - step.starts[s] > r.positions) throw std::invalid_argument("a position is past the served context");
+}
+
+// Only of steps that have been checked: nobody would hear of an exception on another thread.
+void Program::begin(const Step &step) {
     step_ = step;
     for (int64_t s = 0; s < step.sequences; s++)
         for (int64_t t = step.starts[s]; t < step.starts[s + 1]; t++) {
             owner_[size_t(t)] = s;
             position_[size_t(t)] = step.context[s] + t - step.starts[s];
         }
-    for (const Rope &r : ropes_)
-        for (int64_t s = 0; s < step.sequences; s++)
-            if (step.context[s] + step.starts[s + 1] - step.starts[s] > r.positions) throw std::invalid_argument("a position is past the served context");
     for (auto &s : scratch_)
         if (s.size() < scratch_floats_ + LANES) s.resize(scratch_floats_ + LANES);
     for (AttentionPlan &plan : plans_) plan_attention(plan);
     plan_stages();
     number_.fetch_add(1);
-    flying_ = true;
     pool_.start();
 }
 
 void Program::chain(const Step &next, int32_t *tokens, std::vector<int32_t> end_start, std::vector<int32_t> ends) {
     if (!flying_) throw std::logic_error("no step runs");
-    if (next.count != next.sequences || next.count != step_.wanted_count) throw std::invalid_argument("only steps of one token a row follow each other");
+    if (next.count != next.sequences) throw std::invalid_argument("only steps of one token a row follow each other");
+    check(next);
+    const std::lock_guard lock(turn_);
+    if (next.count != step_.wanted_count) throw std::invalid_argument("a step that follows has the rows that were drawn");
     next_ = next;
     next_tokens_ = tokens;
     end_start_ = std::move(end_start);
     ends_ = std::move(ends);
     armed_ = true;
+    if (ended_ == waited_) follow(waited_); // it was quicker than the caller
+}
+
+// The step is complete: begins the armed one, if that may follow. On the thread that completed it.
+void Program::end(uint32_t step) {
+    const std::lock_guard lock(turn_);
+    ended_ = step;
+    follow(step);
+}
+
+void Program::follow(uint32_t step) {
+    const bool on = goes_on();
+    armed_ = false;
+    if (!on) return;
+    std::copy(step_.token, step_.token + step_.wanted_count, next_tokens_);
+    begin(next_);
+    chained_ = step + 1;
 }
 
 // Whether the armed step may follow the one that has ended.
@@ -691,15 +722,12 @@ bool Program::goes_on() const {
 
 bool Program::wait() {
     if (!flying_) throw std::logic_error("no step runs");
-    replay(0, number_.load());
-    flying_ = false;
-    const bool on = goes_on();
-    armed_ = false;
-    if (on) {
-        std::copy(step_.token, step_.token + step_.wanted_count, next_tokens_);
-        launch(next_);
-    }
-    return on;
+    const uint32_t step = waited_;
+    replay(0, step);
+    const std::lock_guard lock(turn_); // of a step that follows, the thread that begins it may still be at that
+    flying_ = chained_ == step + 1;
+    waited_ = step + 1;
+    return flying_;
 }
 
 std::vector<std::pair<std::string, int64_t>> Program::profiled() {

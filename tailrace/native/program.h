@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -62,7 +63,8 @@ class Program {
     // step's arrays must live until then.
     void launch(const Step &step);
     // Says which step may follow the running one at once, without anybody asking: each of its tokens is then what the
-    // running step draws in that row, put into `tokens`. Row r must not have drawn one of ends[end_start[r] ..).
+    // running step draws in that row, put into `tokens`. Row r must not have drawn one of ends[end_start[r] ..). Whichever
+    // thread completes the running step begins it, so it need not be one that has its core.
     void chain(const Step &next, int32_t *tokens, std::vector<int32_t> end_start, std::vector<int32_t> ends);
     // Whether steps may be chained from now on. Any thread may call it.
     void hold(bool on) { held_.store(on); }
@@ -128,6 +130,7 @@ class Program {
         size_t after = 0, after_end = 0;
         int64_t ahead = -1; // the stage whose weights are read next, where a waiting thread may fetch them
         bool aside = false; // tasks are computed aside, and put in place by whoever is first to claim them
+        bool closing = false; // the step is complete with it
         TR_INLINE uint32_t begin(uint32_t lane) const { return uint32_t(uint64_t(tasks) * lane / lanes); }
         TR_INLINE uint32_t lane_of(uint32_t task) const { return uint32_t((uint64_t(task + 1) * lanes - 1) / tasks); }
     };
@@ -174,6 +177,10 @@ class Program {
     void work_merge(const Op &op, int64_t task);
     void work_sample(const Op &op, int64_t row, int64_t first_wanted, int thread);
     void replay(int thread, uint32_t step);
+    void check(const Step &step) const;
+    void begin(const Step &step);
+    void end(uint32_t step);
+    void follow(uint32_t step);
     bool goes_on() const;
     void plan_stages();
     void size_stages();
@@ -210,7 +217,9 @@ class Program {
     std::atomic<uint32_t> number_{0}; // of the step
     std::atomic<int> parked_{0};
     std::atomic<int64_t> redone_{0}; // tasks that were taken over from a thread that did not come back in time
+    std::mutex turn_;                      // held while one step ends and another may begin
     bool flying_ = false, armed_ = false;
+    uint32_t waited_ = 0, ended_ = 0, chained_ = 0; // numbers of the steps that is waited for, has ended, was chained last
     std::atomic<bool> held_{false};
     Step next_{};                          // where `armed_`
     int32_t *next_tokens_ = nullptr;

@@ -187,8 +187,8 @@ def test_chained_steps_draw_what_launched_ones_do_and_stop_where_they_are_told_t
     assert at == last
 
     backend.launch(decode(drawn[0], 20))
-    backend.chain(decode([0, 0], 21), nothing)
     backend.hold(True)
+    backend.chain(decode([0, 0], 21), nothing)
     assert backend.wait().tokens.tolist() == drawn[1]
     assert not backend.chained
     with pytest.raises(ValueError, match="no step"):
