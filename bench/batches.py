@@ -6,38 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tailrace.backends import PAGE_SIZE, Batch, Sampling
-
-
-def greedy(rows: int) -> Sampling:
-    """Greedy sampling of this many rows, no log-probabilities."""
-
-    def full(value: float, dtype: type) -> np.ndarray:
-        return np.full(rows, value, dtype)
-
-    def empty(dtype: type) -> np.ndarray:
-        return np.zeros(0, dtype)
-
-    starts = np.zeros(rows + 1, np.int32)
-    return Sampling(
-        temperature=full(0, np.float32),
-        top_k=full(0, np.int32),
-        top_p=full(1, np.float32),
-        min_p=full(0, np.float32),
-        presence=full(0, np.float32),
-        frequency=full(0, np.float32),
-        repetition=full(1, np.float32),
-        seed=full(0, np.uint64),
-        position=full(0, np.int32),
-        forced=full(-1, np.int32),
-        logprobs=full(-1, np.int32),
-        seen_start=starts,
-        seen_token=empty(np.int32),
-        seen_count=empty(np.int32),
-        bias_start=starts,
-        bias_token=empty(np.int32),
-        bias_value=empty(np.float32),
-    )
+from tailrace.backends import PAGE_SIZE, Batch
+from tailrace.backends.cpu.machine.attained import greedy
 
 
 def step(parts: Sequence[tuple[Sequence[int], int]], *, all_rows: bool = False) -> Batch:

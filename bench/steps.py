@@ -46,7 +46,7 @@ def seconds(backend: CpuBackend, batch: Batch, rounds: int) -> list[float]:
 def run(model: Path, threads: int | None, kernels: str | None) -> None:
     """Prints the table."""
     backend = backend_of(model, threads=threads, kernels=kernels)
-    rate = _kernels.read_rate(backend.weight_bytes, backend.threads, 8)
+    rate, _ = _kernels.read_rate(backend.kernels, backend.weight_bytes // backend.threads, backend.threads, 0.5)
     limit = rate / backend.weight_bytes
     print(f"{backend.kernels} kernels, {backend.threads} threads, weights {backend.weight_bytes / 1e6:.1f} MB")
     print(f"reading as much memory: {rate / 1e9:.1f} GB/s, so at most {limit:.0f} decode steps/s\n")

@@ -2,6 +2,6 @@
 
 - `main`: the entry point. `serve` has a fast path that imports neither typer nor rich; all else goes to `app`.
 - `app`: the commands put together. `options`: the declaration that both of serve's parsers are made from.
-- `pull`, `info`, `serve`, `chat`, `generate`: the commands.
+- `pull`, `info`, `serve`, `chat`, `generate`, `machine`: the commands.
 - `output`: words for people. `client`: HTTP to a running server. `local`: a server of our own for one command.
 """

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tailrace.cli import chat, generate, info, options, pull, serve
+from tailrace.cli import chat, generate, info, machine, options, pull, serve
 
 app = typer.Typer(
     name="tailrace",
@@ -48,3 +48,4 @@ app.command("info")(info.command)
 app.command("serve")(options.command(options.SERVE, serve.run, serve.DOC))
 app.command("chat")(chat.command)
 app.command("generate")(generate.command)
+app.command("machine")(machine.command)

@@ -1,37 +1,252 @@
-// What this machine's memory gives: the ceiling that decoding is held against.
 #include "ceilings.h"
 
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <chrono>
-#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <new>
 #include <thread>
-#include <vector>
+
+#include "pool.h"
 
 namespace tailrace {
+namespace {
 
-double read_rate(int64_t bytes, int threads, int rounds) {
-    const int64_t words = bytes / 8 / threads;
-    std::vector<std::vector<uint64_t>> data(static_cast<size_t>(threads), std::vector<uint64_t>(static_cast<size_t>(words), 1));
-    double best = 0.0;
-    for (int round = 0; round < rounds; round++) {
-        std::vector<uint64_t> sums(static_cast<size_t>(threads) * 16);
-        std::vector<std::thread> workers;
-        const auto begin = std::chrono::steady_clock::now();
-        for (int t = 0; t < threads; t++)
-            workers.emplace_back([&, t] {
-                const uint64_t *p = data[static_cast<size_t>(t)].data();
-                uint64_t s[8] = {};
-                for (int64_t i = 0; i + 8 <= words; i += 8)
-                    for (int j = 0; j < 8; j++) s[j] += p[i + j];
-                for (uint64_t x : s) sums[static_cast<size_t>(t) * 16] += x;
-            });
-        for (auto &w : workers) w.join();
-        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-        volatile uint64_t sink = 0; // the sums must be computed
-        for (uint64_t x : sums) sink = sink + x;
-        best = std::max(best, static_cast<double>(words) * 8.0 * threads / took.count());
+constexpr double ROUND = 2e-3;       // seconds that a round should take: much more than a barrier, less than a time slice
+constexpr size_t FEWEST = 5;         // rounds, however long they take
+constexpr int SPIN = 20000;          // turns before a waiting thread lets others run
+constexpr int64_t AHEAD = 4096;      // bytes, as the kernels fetch weights
+constexpr int TRIPS = 50;            // hand-overs of one round
+constexpr double PAUSE = 100e-6;     // seconds after which a thread that waits on a futex should be asleep
+constexpr double LONGEST_PAUSE = 20e-3;
+constexpr int64_t FRESH = 8 << 20;   // bytes touched in a round of page faults
+
+using Clock = std::chrono::steady_clock;
+
+double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+Spread spread(std::vector<double> samples) {
+    std::sort(samples.begin(), samples.end());
+    return {samples.front(), samples[samples.size() / 2]};
+}
+
+// Waits by spinning, but not through a whole time slice that another thread may need.
+template <class Done> void wait_until(Done done) {
+    for (int64_t i = 0; !done(); i++) {
+        relax();
+        if (i > SPIN) std::this_thread::yield();
+    }
+}
+
+// Memory that is its own, aligned to pages and not touched yet.
+class Fresh {
+  public:
+    explicit Fresh(int64_t bytes) : bytes_(size_t(bytes)) {
+        void *p = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (p == MAP_FAILED) throw std::bad_alloc();
+        data_ = static_cast<uint8_t *>(p);
+    }
+    ~Fresh() {
+        if (data_) munmap(data_, bytes_);
+    }
+    Fresh(Fresh &&other) noexcept : data_(other.data_), bytes_(other.bytes_) { other.data_ = nullptr; }
+    Fresh(const Fresh &) = delete;
+    Fresh &operator=(const Fresh &) = delete;
+    uint8_t *data() const { return data_; }
+    size_t bytes() const { return bytes_; }
+
+  private:
+    uint8_t *data_;
+    size_t bytes_;
+};
+
+// Threads that do the same at the same time; the caller is the first of them.
+class Crew {
+  public:
+    Crew(int threads, std::function<void(int)> work) : threads_(threads), work_(std::move(work)) {
+        try {
+            for (int t = 1; t < threads_; t++) workers_.emplace_back([this, t] { loop(t); });
+        } catch (...) {
+            end();
+            throw;
+        }
+    }
+    ~Crew() { end(); }
+    Crew(const Crew &) = delete;
+    Crew &operator=(const Crew &) = delete;
+
+    // Seconds from the start until the last one is done.
+    double round() {
+        wait_until([&] { return waiting_.load() == threads_ - 1; });
+        done_.store(0);
+        waiting_.store(0);
+        const auto begin = Clock::now();
+        epoch_.fetch_add(1);
+        work_(0);
+        wait_until([&] { return done_.load(std::memory_order_acquire) == threads_ - 1; });
+        return since(begin);
+    }
+
+  private:
+    void loop(int thread) {
+        for (uint32_t seen = 0;; seen++) {
+            waiting_.fetch_add(1);
+            wait_until([&] { return epoch_.load(std::memory_order_acquire) != seen; });
+            if (stop_.load()) return;
+            work_(thread);
+            done_.fetch_add(1);
+        }
+    }
+    void end() {
+        stop_.store(true);
+        epoch_.fetch_add(1);
+        for (auto &w : workers_) w.join();
+    }
+
+    const int threads_;
+    const std::function<void(int)> work_;
+    std::atomic<uint32_t> epoch_{0};
+    alignas(64) std::atomic<int> waiting_{0};
+    alignas(64) std::atomic<int> done_{0};
+    std::atomic<bool> stop_{false};
+    std::vector<std::thread> workers_;
+};
+
+// Work per second of `threads` threads. `work(thread, times)` does `amount` of it `times` over; so often that one thread
+// alone takes about a round's time. What others leave of this machine may never let all threads run at once for long, so
+// the length of a round is not found with all of them.
+template <class Work> Spread rate(int threads, double amount, double seconds, Work work) {
+    int64_t times = 1;
+    work(0, 1); // first touches
+    for (double best = 0.0; best < ROUND / 2; times *= best < ROUND / 16 ? 8 : best < ROUND / 2 ? 2 : 1) {
+        best = 1e9;
+        for (int i = 0; i < 3; i++) {
+            const auto begin = Clock::now();
+            work(0, times);
+            best = std::min(best, since(begin));
+        }
+    }
+    Crew crew(threads, [&](int thread) { work(thread, times); });
+    crew.round(); // first touches of the others
+    std::vector<double> took;
+    for (const auto begin = Clock::now(); took.size() < FEWEST || since(begin) < seconds;) took.push_back(crew.round());
+    const Spread s = spread(std::move(took));
+    const double all = amount * double(times) * threads;
+    return {all / s.best, all / s.median};
+}
+
+std::atomic<uint64_t> sink; // results go here, so that they must be computed
+
+} // namespace
+
+Spread read_rate(const Kernels &k, int64_t bytes, int threads, double seconds) {
+    bytes = (bytes + 255) / 256 * 256;
+    std::vector<Fresh> data;
+    for (int t = 0; t < threads; t++) data.emplace_back(bytes);
+    std::vector<char> touched(size_t(threads) * 64);
+    Spread best{0.0, 0.0};
+    for (const int64_t ahead : {int64_t(0), AHEAD}) { // which is faster depends on the machine
+        const Spread s = rate(threads, double(bytes), seconds / 2, [&](int thread, int64_t times) {
+            const Fresh &own = data[size_t(thread)];
+            if (!touched[size_t(thread) * 64]) std::memset(own.data(), 1, own.bytes()); // by its reader: its pages are near it
+            touched[size_t(thread) * 64] = 1;
+            sink.fetch_add(uint64_t(k.read_all(own.data(), bytes, times, ahead)), std::memory_order_relaxed);
+        });
+        if (s.best > best.best) best = s;
     }
     return best;
+}
+
+Spread multiply_add_rate(const Peak &peak, int threads, double seconds) {
+    constexpr int64_t ROUNDS = 4096;
+    alignas(64) uint8_t data[PEAK_DATA];
+    for (size_t i = 0; i < PEAK_DATA; i += 2) data[i] = 1, data[i + 1] = 0x3c; // small normal numbers in every format
+    return rate(threads, double(peak.per_round) * ROUNDS, seconds, [&](int, int64_t times) {
+        const float result = peak.run(data, ROUNDS * times);
+        uint32_t bits;
+        std::memcpy(&bits, &result, 4);
+        sink.fetch_add(bits, std::memory_order_relaxed);
+    });
+}
+
+Spread hand_over(bool parked, double seconds) {
+    struct alignas(64) Line {
+        std::atomic<uint32_t> value{0};
+    } ask, answer, slept;
+    std::atomic<bool> stop{false};
+    const auto sleeps = [] {
+        rusage usage{};
+#if defined(RUSAGE_THREAD)
+        getrusage(RUSAGE_THREAD, &usage);
+#endif
+        return usage.ru_nvcsw;
+    };
+    std::thread other([&] {
+        long before = sleeps();
+        for (uint32_t seen = 0;; seen++) {
+            if (parked) ask.value.wait(seen);
+            else wait_until([&] { return ask.value.load(std::memory_order_acquire) != seen; });
+            answer.value.store(seen + 1, std::memory_order_release);
+            if (stop.load()) return;
+            if (!parked) continue;
+            const long now = sleeps();
+            slept.value.store(now != before ? 2 * seen + 2 : 2 * seen + 1);
+            before = now;
+        }
+    });
+    uint32_t number = 0;
+    const auto trip = [&] {
+        const uint32_t next = ++number;
+        ask.value.store(next, std::memory_order_release);
+        if (parked) ask.value.notify_one();
+        wait_until([&] { return answer.value.load(std::memory_order_acquire) == next; });
+    };
+    std::vector<double> took;
+    double pause = PAUSE;
+    const auto begin = Clock::now();
+    while (took.size() < FEWEST || since(begin) < seconds) {
+        if (parked) {
+            const auto paused = Clock::now();
+            wait_until([&] { return since(paused) > pause; });
+        }
+        const auto start = Clock::now();
+        for (int i = 0; i < (parked ? 1 : TRIPS); i++) trip();
+        const double one = since(start) / (parked ? 1 : TRIPS);
+        bool fair = true;
+        if (parked) {
+            wait_until([&] { return (slept.value.load() + 1) / 2 == number; });
+            fair = slept.value.load() == 2 * number;
+        }
+        // a thread that was still on its way to sleep is given more time; where nothing tells, all count
+        if (fair || pause > LONGEST_PAUSE) took.push_back(one);
+        else pause *= 2;
+    }
+    stop.store(true);
+    trip();
+    other.join();
+    return spread(std::move(took));
+}
+
+Spread page_fault(double seconds, int64_t &page) {
+    page = sysconf(_SC_PAGESIZE);
+    std::vector<double> took;
+    const auto begin = Clock::now();
+    while (took.size() < FEWEST || since(begin) < seconds) {
+        const Fresh memory(FRESH);
+#if defined(MADV_NOHUGEPAGE)
+        madvise(memory.data(), memory.bytes(), MADV_NOHUGEPAGE); // refused where there are no huge pages: as well
+#endif
+        volatile uint8_t *p = memory.data();
+        const auto start = Clock::now();
+        for (int64_t i = 0; i < FRESH; i += page) p[i] = 1;
+        took.push_back(since(start) / double(FRESH / page));
+    }
+    return spread(std::move(took));
 }
 
 } // namespace tailrace

@@ -1,10 +1,30 @@
+// What this machine gives at most: the ceilings that the kernels are held against. Each is measured for about `seconds` in
+// short rounds; threads are not pinned, since the engine's are not either.
 #pragma once
 
 #include <cstdint>
+#include <vector>
+
+#include "kernels.h"
 
 namespace tailrace {
 
-// Bytes per second that `threads` threads read together, each its own share of `bytes`; the best of `rounds`.
-double read_rate(int64_t bytes, int threads, int rounds);
+// Of all rounds: the best, which is the ceiling, and the median, which says how far a usual moment is from it.
+struct Spread {
+    double best, median;
+};
+
+// Bytes per second that `threads` threads read together, each its own `bytes` of memory, over and over.
+Spread read_rate(const Kernels &k, int64_t bytes, int threads, double seconds);
+
+// Multiply-adds per second of one kind on `threads` threads together.
+Spread multiply_add_rate(const Peak &peak, int threads, double seconds);
+
+// Seconds from handing work to another thread until its answer is seen. The other one spins; or, where `parked`, sleeps
+// on a futex and has to be woken.
+Spread hand_over(bool parked, double seconds);
+
+// Seconds to touch one page of fresh anonymous memory; `page` is its size in bytes. Huge pages are declined.
+Spread page_fault(double seconds, int64_t &page);
 
 } // namespace tailrace

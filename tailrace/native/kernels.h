@@ -104,6 +104,14 @@ int64_t select_kept(const float *e, int64_t vocab, float min_p, int32_t top_k, f
 // The `count` likeliest of raw logits into token and logit, padded with -1 and -infinity.
 void select_top(const float *logits, int64_t vocab, int32_t count, int32_t *token, float *logit);
 
+// A kind of multiply-add: what it is called, which instructions do it in this build, and a loop of nothing else.
+struct Peak {
+    const char *name, *how;
+    int64_t per_round;       // multiply-adds
+    float (*run)(const uint8_t *data, int64_t rounds); // data: PEAK_DATA bytes; the result keeps the work alive
+};
+constexpr size_t PEAK_DATA = 4096;
+
 struct Kernels {
     const char *name;
     int rows_at_once;        // integer GEMM rows that share one unpacking
@@ -127,6 +135,9 @@ struct Kernels {
                           int64_t stride, float *scratch);
     void (*merge_pieces)(const float *partial, int64_t from, int64_t to, int head_dim, float *out);
     Sampled (*sample)(const SampleArgs &a, float *scratch); // scratch: 3 * padded floats
+    const Peak *peaks;       // see ceilings.h
+    int peak_count;
+    int32_t (*read_all)(const uint8_t *data, int64_t bytes, int64_t times, int64_t ahead);
 };
 
 // Floats of scratch for `attend` with this many rows (queries x heads of a group).

@@ -52,6 +52,55 @@ void pack(const std::string &format, In2<uint8_t> rows, int64_t k, int64_t from,
     pack_tiles(format, source, n, bytes, k, p, from, to, target);
 }
 
+// Ceilings of the machine, each as (best, median) of what was measured.
+using Pair = std::pair<double, double>;
+
+void check_time(double seconds) { want(seconds > 0.0 && seconds <= 60.0, "seconds must be above 0 and at most 60"); }
+void check_threads(int threads) { want(threads >= 1 && threads <= 4096, "threads must be 1 to 4096"); }
+
+Pair measured_read_rate(const std::string &kernels, int64_t bytes, int threads, double seconds) {
+    const Kernels *k = chosen(kernels);
+    check_time(seconds), check_threads(threads);
+    want(bytes >= 256 && bytes <= int64_t(1) << 40, "bytes must be 256 to 2^40");
+    nb::gil_scoped_release release;
+    const Spread s = read_rate(*k, bytes, threads, seconds);
+    return {s.best, s.median};
+}
+
+// (kind, the instructions that do it)
+std::vector<std::pair<std::string, std::string>> peaks_of(const std::string &kernels) {
+    const Kernels *k = chosen(kernels);
+    std::vector<std::pair<std::string, std::string>> found;
+    for (int i = 0; i < k->peak_count; i++) found.emplace_back(k->peaks[i].name, k->peaks[i].how);
+    return found;
+}
+
+Pair measured_multiply_adds(const std::string &kernels, const std::string &kind, int threads, double seconds) {
+    const Kernels *k = chosen(kernels);
+    check_time(seconds), check_threads(threads);
+    const Peak *end = k->peaks + k->peak_count, *peak = std::find_if(k->peaks, end, [&](const Peak &p) { return p.name == kind; });
+    if (peak == end) throw std::invalid_argument("there is no kind of multiply-add '" + kind + "'");
+    nb::gil_scoped_release release;
+    const Spread s = multiply_add_rate(*peak, threads, seconds);
+    return {s.best, s.median};
+}
+
+Pair measured_hand_over(bool parked, double seconds) {
+    check_time(seconds);
+    nb::gil_scoped_release release;
+    const Spread s = hand_over(parked, seconds);
+    return {s.best, s.median};
+}
+
+// ((best, median), bytes of a page)
+std::pair<Pair, int64_t> measured_page_fault(double seconds) {
+    check_time(seconds);
+    nb::gil_scoped_release release;
+    int64_t page = 0;
+    const Spread s = page_fault(seconds, page);
+    return {{s.best, s.median}, page};
+}
+
 class Recorder {
   public:
     Recorder(const std::string &kernels, int threads, int64_t max_tokens, int64_t max_sequences, int64_t vocab, int64_t vocab_limit)
@@ -189,7 +238,11 @@ class Recorder {
 
 NB_MODULE(_kernels, m) {
     m.def("available", &available);
-    m.def("read_rate", &read_rate, nb::arg("nbytes"), nb::arg("threads"), nb::arg("rounds"), nb::call_guard<nb::gil_scoped_release>());
+    m.def("read_rate", &measured_read_rate, nb::arg("kernels"), nb::arg("nbytes"), nb::arg("threads"), nb::arg("seconds"));
+    m.def("peaks", &peaks_of, nb::arg("kernels"));
+    m.def("multiply_add_rate", &measured_multiply_adds, nb::arg("kernels"), nb::arg("kind"), nb::arg("threads"), nb::arg("seconds"));
+    m.def("hand_over", &measured_hand_over, nb::arg("parked"), nb::arg("seconds"));
+    m.def("page_fault", &measured_page_fault, nb::arg("seconds"));
     m.def("packed_shape", &shape_of, nb::arg("format"), nb::arg("n"), nb::arg("k"));
     m.def("pack", &pack, nb::arg("format"), nb::arg("rows"), nb::arg("k"), nb::arg("first_tile"), nb::arg("end_tile"), nb::arg("out"));
     nb::class_<Recorder>(m, "Program")

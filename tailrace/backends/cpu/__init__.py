@@ -115,6 +115,10 @@ class CpuBackend:
         """Whether the repacked weights are mapped from the cache file."""
         return self._store.from_file
 
+    def tiles(self, weight: Weight) -> NDArray[np.uint8]:
+        """A matrix of the model as the kernels read it: uint8 [packed bytes]."""
+        return self._store(weight)
+
     def profile(self, on: bool) -> None:
         """Starts or stops counting the time of each kind of operation."""
         self._program.profile(on)

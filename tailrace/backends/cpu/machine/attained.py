@@ -1,0 +1,218 @@
+"""Times the parts of a step: in real steps where the backend tells them apart, one kind of matrix product at a time
+where it does not.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace.backends import PAGE_SIZE, Batch, Format, Sampling, Weight
+from tailrace.backends.cpu import CpuBackend
+from tailrace.backends.cpu.machine.work import Product, Shape
+from tailrace.backends.cpu.store import pack
+from tailrace.native import _kernels
+
+FEWEST, MOST = 3, 40
+"""Rounds of one measurement."""
+
+SEEN = 0.9
+"""Share of a step that has to be seen by kind for the kinds to be used."""
+
+TABLE_ROWS = 16
+"""Different inputs that products are timed with."""
+
+
+class Timing(NamedTuple):
+    """Seconds: of the best round and of the median one."""
+
+    best: float
+    median: float
+
+
+def greedy(rows: int) -> Sampling:
+    """Greedy sampling of this many rows, no log-probabilities."""
+    zeros, starts = np.zeros(rows, np.float32), np.zeros(rows + 1, np.int32)
+    none = np.full(rows, -1, np.int32)
+    return Sampling(
+        temperature=zeros,
+        top_k=np.zeros(rows, np.int32),
+        top_p=np.ones(rows, np.float32),
+        min_p=zeros,
+        presence=zeros,
+        frequency=zeros,
+        repetition=np.ones(rows, np.float32),
+        seed=np.zeros(rows, np.uint64),
+        position=np.zeros(rows, np.int32),
+        forced=none,
+        logprobs=none,
+        seen_start=starts,
+        seen_token=np.zeros(0, np.int32),
+        seen_count=np.zeros(0, np.int32),
+        bias_start=starts,
+        bias_token=np.zeros(0, np.int32),
+        bias_value=np.zeros(0, np.float32),
+    )
+
+
+def batch_of(shape: Shape, tokens: NDArray[np.int32]) -> Batch:
+    """The step, each sequence in its own pages, the first from page 0. `tokens`: int32 [rows]."""
+    pages = pages_of(shape) // shape.sequences
+    starts = np.arange(shape.sequences + 1, dtype=np.int32) * np.int32(shape.count)
+    return Batch(
+        tokens=tokens,
+        starts=starts,
+        context=np.full(shape.sequences, shape.context, np.int32),
+        tables=np.arange(shape.sequences * pages, dtype=np.int32).reshape(shape.sequences, pages),
+        wanted=starts[1:] - np.int32(1),
+        sampling=greedy(shape.wanted),
+    )
+
+
+def pages_of(shape: Shape) -> int:
+    """KV pages that the step's sequences hold."""
+    return shape.sequences * -(-(shape.context + shape.count) // PAGE_SIZE)
+
+
+def touch_pages(backend: CpuBackend, pages: int, sequences: int) -> None:
+    """Writes a token into every page, `sequences` pages a step. Memory that nobody has written is one page of zeros,
+    which stays in the nearest cache: attention over it would be faster than it ever is."""
+    for first in range(0, pages, sequences):
+        count = min(sequences, pages - first)
+        batch = batch_of(Shape(count, 1, 0), np.zeros(count, np.int32))
+        batch.tables = batch.tables + np.int32(first)
+        batch.wanted, batch.sampling = batch.wanted[:1], greedy(1)
+        backend.run(batch)
+
+
+def time_step(backend: CpuBackend, batch: Batch, seconds: float) -> tuple[Timing, dict[str, Timing]]:
+    """The whole step, and each kind of operation in it, of rounds that take about so many seconds. What is timed by
+    kind is what the calling thread sees: a round in which it came late, so that others did its work unseen, is not
+    used. The best of all kinds is of one round, the fastest."""
+    backend.run(batch)
+    whole: list[float] = []
+    kinds: list[dict[str, float]] = []
+    backend.profile(True)
+    try:
+        backend.profiled()
+        begin = time.perf_counter()
+        while _goes_on(len(whole), begin, seconds):
+            start = time.perf_counter()
+            backend.run(batch)
+            whole.append(time.perf_counter() - start)
+            kinds.append(backend.profiled())
+    finally:
+        backend.profile(False)
+    seen = [sum(kind.values()) / took for kind, took in zip(kinds, whole, strict=True)]
+    used = [i for i, share in enumerate(seen) if share >= min(SEEN, max(seen))]
+    best = kinds[min(used, key=lambda i: whole[i])]
+    return _timing(whole), {
+        name: Timing(best[name], statistics.median(kinds[i][name] for i in used)) for name in kinds[0]
+    }
+
+
+class Products:
+    """All products of one kind as a program of their own, in the model's order, over weights of the model itself."""
+
+    def __init__(
+        self,
+        products: Sequence[Product],
+        tiles: Callable[[Weight], NDArray[np.uint8]],
+        *,
+        kernels: str,
+        threads: int,
+        most_rows: int,
+    ) -> None:
+        self._program = _kernels.Program(kernels, threads, most_rows, 1, 16, 16)
+        program, width = self._program, products[0].inputs
+        values = np.random.default_rng(0).normal(size=(TABLE_ROWS, width)).astype(np.float32)
+        table = Weight("table", Format.F32, values.shape, values.view(np.uint8))
+        source = program.buffer(width)
+        program.embed(program.weight("F32", TABLE_ROWS, width, pack(table)), source, width)
+        self._add([p for p in products if not p.wanted], source, tiles)
+        last = program.select(source, width)
+        self._add([p for p in products if p.wanted], last, tiles)
+
+    def _add(self, products: Sequence[Product], source: int, tiles: Callable[[Weight], NDArray[np.uint8]]) -> None:
+        if not products:
+            return
+        program = self._program
+        program.quantise(source)
+        padded = [-(-w.shape[0] // 16) * 16 for w in products[0].weights]
+        columns = np.cumsum([0, *padded]).tolist()
+        out = program.buffer(columns[-1])
+        for product in products:
+            segments = [
+                (program.weight(w.format.value, w.shape[0], w.shape[1], tiles(w)), out, column, -1)
+                for w, column in zip(product.weights, columns[:-1], strict=True)
+            ]
+            program.linear(source, segments, product.adds)
+
+    def time(self, shape: Shape, seconds: float, before: Callable[[], object]) -> Timing:
+        """All of them with the rows of a step, in rounds that take about so many seconds. `before` is called ahead of
+        each round and not counted."""
+        tokens = np.arange(shape.rows, dtype=np.int32) % TABLE_ROWS
+        wanted = np.arange(shape.wanted, dtype=np.int32) + np.int32(shape.rows - shape.wanted)
+        took: list[float] = []
+        unseen: list[float] = []
+        self._program.profile(True)
+        self._run(tokens, wanted)
+        begin = time.perf_counter()
+        while _goes_on(len(took), begin, seconds):
+            before()
+            self._program.profiled()
+            start = time.perf_counter()
+            self._run(tokens, wanted)
+            whole = time.perf_counter() - start
+            kinds = {name: ns / 1e9 for name, ns in self._program.profiled()}
+            # not the time of the products as profiled: a thread that comes late does not see what others did meanwhile
+            took.append(whole - sum(kinds.values()) + kinds["linear"])
+            unseen.append(whole - sum(kinds.values()))
+        call = min(unseen)  # what it takes to call the program
+        return _timing([t - call for t in took])
+
+    def _run(self, tokens: NDArray[np.int32], wanted: NDArray[np.int32]) -> None:
+        rows = len(wanted)
+        arrays = (
+            tokens,
+            np.array([0, len(tokens)], np.int32),
+            np.zeros(1, np.int32),
+            np.zeros((1, -(-len(tokens) // PAGE_SIZE)), np.int32),
+            wanted,
+            vars(greedy(rows)),
+            np.empty(rows, np.int32),
+            np.empty(rows, np.float32),
+            np.empty((rows, 0), np.int32),
+            np.empty((rows, 0), np.float32),
+        )
+        self._program.launch(*arrays, None)
+        self._program.wait()
+
+
+class Sweep:
+    """Reads through so much other memory that nothing of before is left in a cache."""
+
+    def __init__(self, cache_bytes: int) -> None:
+        self._data = np.ones(max(2 * cache_bytes, 32 << 20) // 8, np.int64)
+
+    def __call__(self) -> int:
+        return int(self._data.sum())
+
+
+def summed(kinds: Mapping[str, Timing], names: Sequence[str]) -> Timing:
+    """The kinds' times together."""
+    found = [kinds[name] for name in names if name in kinds]
+    return Timing(sum(t.best for t in found), sum(t.median for t in found))
+
+
+def _goes_on(rounds: int, begin: float, seconds: float) -> bool:
+    return rounds < FEWEST or (rounds < MOST and time.perf_counter() - begin < seconds)
+
+
+def _timing(took: Sequence[float]) -> Timing:
+    return Timing(min(took), statistics.median(took))

@@ -1,0 +1,158 @@
+"""Measures the ceilings of this machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tailrace import __version__
+from tailrace.backends.cpu.machine.ceilings import Arithmetic, Bandwidth, Cache, Ceilings, Machine
+from tailrace.backends.cpu.threads import usable_cores
+from tailrace.native import _kernels
+from tailrace.terms import InvalidInput
+
+SECONDS = 6.0
+"""About how long all of it takes."""
+
+_USUAL_CACHES = (Cache(1, 32 << 10, 1), Cache(2, 512 << 10, 1))
+"""Where the system does not tell."""
+
+_LEAST_MEMORY, _MOST_MEMORY = 64 << 20, 1 << 30
+"""Bytes of the working set that lies in memory."""
+
+Report = Callable[[str], None]
+
+
+def this_machine(kernels: str | None = None, threads: int | None = None) -> Machine:
+    """The machine that this process runs on, as far as it may use it. `kernels`: None is the best build. `threads`:
+    None is one a core. Raises InvalidInput for kernels that cannot run here and for more threads than cores."""
+    names, cores = _kernels.available(), usable_cores()
+    if kernels is not None and kernels not in names:
+        raise InvalidInput(
+            f"kernels {kernels!r} cannot run on this machine; it can run: {', '.join(names)}", param="kernels"
+        )
+    if threads is not None and not 1 <= threads <= cores:
+        raise InvalidInput(f"threads must be 1 to {cores}, the cores that can be used, not {threads}", param="threads")
+    return Machine(_cpu_model(), cores, threads or cores, kernels or names[0], __version__)
+
+
+def measure(machine: Machine, *, seconds: float = SECONDS, report: Report | None = None) -> Ceilings:
+    """Measures everything, in about so many seconds; `report` is told what is next. Best on a quiet machine."""
+    begin, busy, say = time.monotonic(), os.getloadavg()[0], report or (lambda _: None)
+    caches = find_caches(sorted(os.sched_getaffinity(0))[0])
+    counts = thread_counts(machine.threads)
+    sets = [(level, n, size) for n in counts for level, size in working_sets(caches, n, available_memory())]
+    peaks = [(kind, how, n) for n in sorted({1, machine.threads}) for kind, how in _kernels.peaks(machine.kernels)]
+    share = seconds / (2 * len(sets) + len(peaks) + 4)  # reading is measured in two ways
+    bandwidths = []
+    for level, n, size in sets:
+        say(f"reading {level}, {_threads(n)}")
+        best, median = _kernels.read_rate(machine.kernels, size, n, 2 * share)
+        bandwidths.append(Bandwidth(level, n, size * n, best, median))
+    arithmetics = []
+    for kind, how, n in peaks:
+        say(f"multiply-adds, {kind}, {_threads(n)}")
+        best, median = _kernels.multiply_add_rate(machine.kernels, kind, n, share)
+        arithmetics.append(Arithmetic(kind, how, n, best, median))
+    say("hand-overs between threads")
+    alone = machine.cores == 1
+    spinning = (None, None) if alone else _kernels.hand_over(False, share)
+    parked = (None, None) if alone else _kernels.hand_over(True, 2 * share)
+    say("page faults")
+    fault, page = _kernels.page_fault(share)
+    return Ceilings(
+        machine=machine,
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        took_seconds=time.monotonic() - begin,
+        load_average=busy,
+        caches=caches,
+        bandwidths=tuple(bandwidths),
+        arithmetics=tuple(arithmetics),
+        spinning_hand_over_seconds=spinning[0],
+        median_spinning_hand_over_seconds=spinning[1],
+        parked_hand_over_seconds=parked[0],
+        median_parked_hand_over_seconds=parked[1],
+        page_bytes=page,
+        page_fault_seconds=fault[0],
+        median_page_fault_seconds=fault[1],
+    )
+
+
+def thread_counts(threads: int) -> list[int]:
+    """Powers of two up to this number, and it."""
+    return sorted({1 << i for i in range(threads.bit_length())} | {threads})
+
+
+def working_sets(caches: tuple[Cache, ...], threads: int, memory_bytes: int) -> list[tuple[str, int]]:
+    """The levels that can be told apart with so many threads, and the bytes that each thread reads to be in one: half
+    of its share of the cache. Memory's are four times all caches, within bounds and a quarter of what is free."""
+    found: list[tuple[str, int]] = []
+    nearer = 0  # bytes of the level before
+    for cache in caches:
+        size = cache.size_bytes // 2 // min(threads, cache.cores_sharing) // 4096 * 4096
+        if size > nearer:
+            found.append((cache.name, size))
+        nearer = cache.size_bytes // min(threads, cache.cores_sharing)
+    last = caches[-1].size_bytes * -(-threads // caches[-1].cores_sharing) if caches else 0
+    total = min(max(4 * last, _LEAST_MEMORY), _MOST_MEMORY, max(memory_bytes // 4, 16 << 20))
+    return [*found, ("memory", total // threads // 4096 * 4096)]
+
+
+def find_caches(core: int, root: Path = Path("/sys/devices/system/cpu")) -> tuple[Cache, ...]:
+    """The data caches of a core, nearest first; usual sizes where the system does not tell."""
+    found: dict[int, Cache] = {}
+    for place in sorted(root.glob(f"cpu{core}/cache/index*")):
+        try:
+            if (place / "type").read_text().strip() not in ("Data", "Unified"):
+                continue
+            level, text = int((place / "level").read_text()), (place / "size").read_text().strip()
+            size = int(text.rstrip("KMG")) << {"K": 10, "M": 20, "G": 30}.get(text[-1], 0)
+            sharing = _count((place / "shared_cpu_list").read_text().strip())
+        except (OSError, ValueError, IndexError):
+            continue
+        if level >= 1 and size >= 4096:
+            found[level] = Cache(level, size, max(1, sharing))
+    return tuple(found[level] for level in sorted(found)) or _USUAL_CACHES
+
+
+def _count(cores: str) -> int:
+    """How many cores a list such as 0-3,8 names."""
+    total = 0
+    for part in cores.split(","):
+        first, _, last = part.partition("-")
+        total += int(last or first) - int(first) + 1
+    return total
+
+
+def _cpu_model(path: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name with its numbers, since hypervisors give many kinds one name."""
+    fields: dict[str, str] = {}
+    try:
+        for line in path.read_text().split("\n\n")[0].splitlines():
+            name, _, value = line.partition(":")
+            fields[name.strip()] = value.strip()
+    except OSError:
+        pass
+    name = fields.get("model name") or platform.processor() or platform.machine() or "unknown"
+    numbers = [f"{key} {fields[key]}" for key in ("cpu family", "model", "stepping", "CPU implementer", "CPU part")
+               if key in fields]  # fmt: skip
+    return f"{name} ({', '.join(numbers)})" if numbers else name
+
+
+def available_memory() -> int:
+    """Bytes that can be had without swapping, as the system says."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"

@@ -1,0 +1,250 @@
+"""A model's operations under the ceilings of the machine that runs them.
+
+An operation can be no faster than the slowest of what it needs: its multiply-adds at the rate of their instructions,
+and its bytes at the rate of the level that they come from. That is its bound; how near it comes to it is its share.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from tailrace.backends.cpu import CpuBackend, Weighted
+from tailrace.backends.cpu.machine.attained import (
+    Products,
+    Sweep,
+    Timing,
+    batch_of,
+    pages_of,
+    summed,
+    time_step,
+    touch_pages,
+)
+from tailrace.backends.cpu.machine.ceilings import Ceilings
+from tailrace.backends.cpu.machine.probe import Report, available_memory
+from tailrace.backends.cpu.machine.work import Parts, Shape, Work, added, parts_of
+from tailrace.terms import InvalidInput
+
+BATCHES = (1, 4, 16, 32)
+"""Sequences that decode at once."""
+
+CONTEXT, PREFILL = 512, 512
+"""Tokens that each of them has behind it; tokens of a prompt."""
+
+SECONDS = 6.0
+"""About how long all of it takes; longer where a single step does."""
+
+_TOUCHED = 256  # pages that are written in one step
+_PRODUCTS, _ATTENTION, _SAMPLING = ("linear", "gate"), ("attend", "merge"), ("sample",)
+
+
+class Point(msgspec.Struct, frozen=True):
+    """One kind of operation in one step, `times` over. `shape`: outputs x inputs and format of a product. Two
+    operations a multiply-add. `bound`: what holds it, a level of memory or a kind of multiply-add. Times are of the
+    best round."""
+
+    operation: str
+    shape: str
+    times: int
+    operations: int
+    moved_bytes: int
+    operations_per_byte: float
+    seconds: float
+    median_seconds: float
+    operations_per_second: float
+    bound: str
+    ceiling_operations_per_second: float
+    share_of_ceiling: float
+
+
+class StepPoints(msgspec.Struct, frozen=True):
+    """A step's operations. `ceiling_seconds`: what they would take together if each were at its ceiling. Products are
+    timed alone, one kind at a time; together they take `products_alone_seconds`, and `products_seconds` in the step."""
+
+    step: str
+    sequences: int
+    tokens: int
+    context: int
+    seconds: float
+    median_seconds: float
+    tokens_per_second: float
+    ceiling_seconds: float
+    share_of_ceiling: float
+    products_seconds: float
+    products_alone_seconds: float
+    points: tuple[Point, ...]
+
+
+class Roofline(msgspec.Struct, frozen=True):
+    """All steps that were measured."""
+
+    model: str
+    kernels: str
+    threads: int
+    weight_bytes: int
+    steps: tuple[StepPoints, ...]
+
+
+class Row(NamedTuple):
+    """One kind of operation: its name, shape and number, and what all of them do in a step."""
+
+    name: str
+    shape: str
+    times: int
+    work: Work
+
+
+class Bound(NamedTuple):
+    """What holds an operation, and the seconds that it takes at least."""
+
+    name: str
+    seconds: float
+
+
+def bound_of(work: Work, ceilings: Ceilings, cold_level: str) -> Bound:
+    """The slowest of what the work needs, on all threads. `cold_level`: where its cold bytes come from."""
+    threads = ceilings.machine.threads
+    moved: defaultdict[str, int] = defaultdict(int)
+    moved[cold_level] += work.cold_bytes
+    moved[ceilings.level_of(work.span_bytes, threads)] += work.warm_bytes
+    bounds = [Bound(level, size / ceilings.bandwidth(level, threads)) for level, size in moved.items()]
+    if work.operations:
+        times = {kind: n / 2 / ceilings.multiply_adds(kind, threads) for kind, n in work.operations.items()}
+        bounds.append(Bound(max(times, key=lambda kind: times[kind]), sum(times.values())))
+    return max(bounds, key=lambda b: b.seconds)
+
+
+def measure_roofline(
+    model: Weighted,
+    ceilings: Ceilings,
+    *,
+    name: str,
+    longest: int,
+    batches: Sequence[int] = BATCHES,
+    context: int = CONTEXT,
+    prefill: int = PREFILL,
+    seconds: float = SECONDS,
+    cache_dir: Path | None = None,
+    report: Report | None = None,
+) -> Roofline:
+    """Runs the model's steps and products, and holds them against the ceilings. `longest`: the model's context, in
+    tokens. Raises InvalidInput where the context is past it, or its KV does not fit into memory."""
+    if context >= longest:
+        raise InvalidInput(f"the model's context is {longest} tokens: give a --context below that, not {context}",
+                           param="context")  # fmt: skip
+    say, prefill = report or (lambda _: None), min(prefill, longest)
+    machine, parts = ceilings.machine, parts_of(model)
+    shapes = [Shape(n, 1, context) for n in batches] + ([Shape(1, prefill, 0)] if prefill else [])
+    pages = max(pages_of(shape) for shape in shapes)
+    _check_memory(parts, pages)
+    say("loading the model")
+    backend = CpuBackend(
+        model,
+        pages=pages,
+        max_context=max(context + 1, prefill),
+        step_tokens=max(_TOUCHED, *(shape.rows for shape in shapes)),
+        max_running=max(_TOUCHED, *batches),
+        threads=machine.threads,
+        kernels=machine.kernels,
+        cache_dir=cache_dir,
+    )
+    backend.settle()
+    touch_pages(backend, pages, _TOUCHED)
+    most = max(shape.rows for shape in shapes)
+    products = [
+        Products(group, backend.tiles, kernels=machine.kernels, threads=machine.threads, most_rows=most)
+        for group in parts.by_kind().values()
+    ]
+    sweep = Sweep(sum(cache.size_bytes * -(-machine.threads // cache.cores_sharing) for cache in ceilings.caches))
+    share = seconds / (len(shapes) * (1 + len(products) / 4))
+    steps = []
+    for shape in shapes:
+        rows = rows_of(parts, shape)
+        say(f"{title(shape)}")
+        tokens = np.random.default_rng(0).integers(0, model.vocab, shape.rows).astype(np.int32)
+        whole, kinds = time_step(backend, batch_of(shape, tokens), share)
+        cold = ceilings.level_of(sum(row.work.cold_bytes for row in rows), machine.threads)
+        timings = []
+        for row, timed in zip(rows, products, strict=False):  # products are the first rows
+            say(f"{title(shape)}, {row.name}")
+            timings.append(timed.time(shape, share / 4, sweep if cold == "memory" else lambda: 0))
+        if parts.attentions:
+            timings.append(summed(kinds, _ATTENTION))
+        timings.append(summed(kinds, [k for k in kinds if k not in (*_PRODUCTS, *_ATTENTION, *_SAMPLING)]))
+        timings.append(summed(kinds, _SAMPLING))
+        bounds = [bound_of(row.work, ceilings, cold) for row in rows]
+        points = [point(*found) for found in zip(rows, timings, bounds, strict=True) if found[1].median > 0]
+        least = sum(bound.seconds for bound in bounds)
+        steps.append(
+            StepPoints(
+                step=title(shape),
+                sequences=shape.sequences,
+                tokens=shape.rows,
+                context=shape.context,
+                seconds=whole.best,
+                median_seconds=whole.median,
+                tokens_per_second=shape.rows / whole.best,
+                ceiling_seconds=least,
+                share_of_ceiling=least / whole.best,
+                products_seconds=summed(kinds, _PRODUCTS).best,
+                products_alone_seconds=sum(t.best for t in timings[: len(products)]),
+                points=tuple(points),
+            )
+        )
+    return Roofline(name, machine.kernels, machine.threads, backend.weight_bytes, tuple(steps))
+
+
+def title(shape: Shape) -> str:
+    """The step's name."""
+    return f"decode {shape.sequences} at {shape.context}" if shape.count == 1 else f"prefill {shape.count}"
+
+
+def rows_of(parts: Parts, shape: Shape) -> list[Row]:
+    """The work of a step by kind of operation: products in the model's order, attention, all that handles each row by
+    itself, sampling."""
+    rows = []
+    for (label, formats, sizes), group in parts.by_kind().items():
+        work = added(p.work(shape.wanted if p.wanted else shape.rows) for p in group)
+        rows.append(Row(label, f"{sum(n for n, _ in sizes)}x{sizes[0][1]} {formats}", len(group), work))
+    if parts.attentions:
+        spec = parts.attentions[0]
+        heads = f"{spec.heads}/{spec.kv_heads} heads of {spec.head_dim}"
+        rows.append(Row("attention", heads, len(parts.attentions), parts.attention(shape)))
+    rows.append(Row("row by row", "norms, ropes ...", 1, parts.elementwise(shape)))
+    rows.append(Row("sampling", f"of {parts.vocab}", 1, parts.sampling(shape)))
+    return rows
+
+
+def point(row: Row, took: Timing, bound: Bound) -> Point:
+    """The row with what it attained. `took.median` is above 0."""
+    seconds, work = took.best or took.median, row.work
+    return Point(
+        operation=row.name,
+        shape=row.shape,
+        times=row.times,
+        operations=work.total,
+        moved_bytes=work.moved_bytes,
+        operations_per_byte=work.total / work.moved_bytes,
+        seconds=seconds,
+        median_seconds=took.median,
+        operations_per_second=work.total / seconds,
+        bound=bound.name,
+        ceiling_operations_per_second=work.total / bound.seconds,
+        share_of_ceiling=bound.seconds / seconds,
+    )
+
+
+def _check_memory(parts: Parts, pages: int) -> None:
+    needed = sum(pages * 16 * 2 * 2 * spec.kv_heads * spec.head_dim for spec in parts.attentions)
+    free = available_memory()
+    if needed > free // 2:
+        raise InvalidInput(
+            f"the largest step needs {needed >> 20} MiB of KV, more than half of the {free >> 20} MiB of free memory: "
+            "give a smaller --context",
+            param="context",
+        )

@@ -1,0 +1,210 @@
+"""`tailrace machine`: what this machine gives at most, and how near a model's operations come to it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tailrace.cli.pull import complete
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tailrace.backends.cpu.machine import Ceilings, Roofline, StepPoints
+
+BUSY = 0.5
+"""Load, as a share of the cores, from which on the ceilings are not to be trusted."""
+
+WIDE = 96
+"""Columns that the whole table takes."""
+
+
+def command(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A known name (it is pulled when absent), or a path. Default: smollm2-135m if it is here.",
+                       autocompletion=complete),
+    ] = None,
+    only_ceilings: Annotated[bool, typer.Option("--ceilings", help="Only the ceilings; run no model.")] = False,
+    context: Annotated[
+        int, typer.Option(min=1, max=1 << 20, help="Tokens that each decoding sequence has behind it.")
+    ] = 512,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, max=600, help="About how long the ceilings take, and the model after them.")
+    ] = 6.0,
+    threads: Annotated[int | None, typer.Option(help="Most threads. Default: one a core.")] = None,
+    kernels: Annotated[
+        str | None, typer.Option(help="Instruction path: portable, avx2 or avx512. Default: the best here.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:  # fmt: skip
+    """Measure this machine's ceilings, and how near a model comes to them.
+
+    Ceilings: reading, by number of threads and level of cache; multiply-adds of
+    each kind; hand-overs between threads; page faults. They are saved as
+    machine.json in the cache. Then the model's operations are timed at several
+    batch sizes and held against what bounds them. What else runs meanwhile makes
+    the numbers worse.
+
+    [bold]Examples[/bold]
+
+      tailrace machine
+      tailrace machine --ceilings --threads 1
+      tailrace machine ./model.gguf --context 2048 --json
+    """
+    from tailrace.backends.cpu.machine import measure, save, this_machine
+    from tailrace.models import catalogue
+
+    machine = this_machine(kernels, threads)
+    path = None if only_ceilings else _model_path(model)
+    with _progress() as report:
+        ceilings = measure(machine, seconds=seconds, report=report)
+        saved = save(catalogue.cache_dir(), ceilings)
+        roofline = _roofline(path, ceilings, context, seconds, report) if path is not None else None
+    if as_json:
+        import msgspec
+
+        typer.echo(msgspec.json.format(msgspec.json.encode({"ceilings": ceilings, "roofline": roofline}), indent=2))
+        return
+    show(ceilings, roofline, saved, hint=path is None and not only_ceilings)
+
+
+def _model_path(model: str | None) -> Path | None:
+    """Where the model lies; None where none is named and the default one is not here."""
+    from tailrace.cli import serve
+    from tailrace.models import catalogue
+
+    if model is not None:
+        return serve.find_model(model)
+    return None if catalogue.missing(catalogue.DEFAULT) else catalogue.resolve(catalogue.DEFAULT)
+
+
+def _roofline(path: Path, ceilings: Ceilings, context: int, seconds: float, report: Callable[[str], None]) -> Roofline:
+    from tailrace.backends.cpu.machine import measure_roofline
+    from tailrace.models import load_model, open_checkpoint
+    from tailrace.models.entry import prepared_dir
+
+    checkpoint = open_checkpoint(path)
+    model = load_model(checkpoint)
+    return measure_roofline(model, ceilings, name=checkpoint.name, longest=model.config.max_context, context=context,
+                            seconds=seconds, cache_dir=prepared_dir(path), report=report)  # fmt: skip
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Shows on standard error what is being measured, where that is a terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    with console.status("Measuring ...") as status:
+        yield lambda what: status.update(f"Measuring: {what}")
+
+
+def show(ceilings: Ceilings, roofline: Roofline | None, saved: Path | None, *, hint: bool) -> None:
+    """Prints the tables."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    _show_ceilings(console, ceilings)
+    if saved is not None:
+        console.print(f"[dim]Saved in {saved}[/dim]", soft_wrap=True)
+    if roofline is not None:
+        _show_roofline(console, roofline)
+    elif hint:
+        console.print("For a model's operations under these ceilings: tailrace machine MODEL, or tailrace pull first.")
+    cores = ceilings.machine.cores
+    if ceilings.load_average > BUSY * cores:
+        load = f"{ceilings.load_average:.1f} on {cores} core{'s' if cores > 1 else ''}"
+        console.print(f"[yellow]The machine was busy (load {load}): the ceilings are too low.[/yellow]")
+
+
+def _show_ceilings(console: Console, ceilings: Ceilings) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from tailrace.cli import output
+
+    machine = ceilings.machine
+    counts = sorted({found.threads for found in ceilings.bandwidths})
+    console.print(f"[bold]{escape(machine.cpu)}[/bold]", soft_wrap=True)
+    console.print(f"{machine.cores} cores, {machine.kernels} kernels, tailrace {machine.version}, "
+                  f"{ceilings.measured_at}, load {ceilings.load_average:.1f}\n", soft_wrap=True)  # fmt: skip
+    table = Table("reading, GB/s", *(f"{n} thread{'s' * (n > 1)}" for n in counts), "bytes a thread", box=None,
+                  header_style="bold")  # fmt: skip
+    for level in dict.fromkeys(found.level for found in ceilings.bandwidths):
+        row = {found.threads: found for found in ceilings.bandwidths if found.level == level}
+        rates = [_rate(row[n].bytes_per_second, row[n].median_bytes_per_second) if n in row else "" for n in counts]
+        sizes = dict.fromkeys(output.size(found.working_set_bytes // n) for n, found in row.items())
+        table.add_row(level, *rates, ", ".join(sizes))
+    console.print(table)
+    counts = sorted({found.threads for found in ceilings.arithmetics})
+    table = Table("multiply-adds, G/s", *(f"{n} thread{'s' * (n > 1)}" for n in counts), "by", box=None,
+                  header_style="bold")  # fmt: skip
+    for kind in dict.fromkeys(found.kind for found in ceilings.arithmetics):
+        row_of = {found.threads: found for found in ceilings.arithmetics if found.kind == kind}
+        rates = [_rate(row_of[n].multiply_adds_per_second, row_of[n].median_multiply_adds_per_second) for n in counts]
+        table.add_row(kind, *rates, row_of[counts[0]].instructions)
+    console.print(table)
+    table = Table("microseconds", "best", "usual", "", box=None, header_style="bold")
+    for name, best, median, what in (
+        ("spinning hand-over", ceilings.spinning_hand_over_seconds, ceilings.median_spinning_hand_over_seconds,
+         "to a thread that spins, and back"),
+        ("parked hand-over", ceilings.parked_hand_over_seconds, ceilings.median_parked_hand_over_seconds,
+         "to a thread that sleeps on a futex, and back"),
+        ("page fault", ceilings.page_fault_seconds, ceilings.median_page_fault_seconds,
+         f"first touch of {output.size(ceilings.page_bytes)} of fresh memory"),
+    ):  # fmt: skip
+        if best is not None and median is not None:
+            table.add_row(name, f"{best * 1e6:.2f}", f"{median * 1e6:.2f}", what)
+    console.print(table)
+    console.print("[dim]The best of many short rounds; in brackets, and as usual, their median.[/dim]")
+
+
+def _rate(best: float, median: float) -> str:
+    digits = 0 if best >= 99.5e9 else 1
+    return f"{best / 1e9:.{digits}f} ({median / 1e9:.{digits}f})"
+
+
+def _show_roofline(console: Console, roofline: Roofline) -> None:
+    from rich.markup import escape
+
+    console.print(f"\n[bold]{escape(roofline.model)}[/bold] on {roofline.threads} threads, {roofline.kernels} kernels, "
+                  f"weights {roofline.weight_bytes / 1e6:.1f} MB", soft_wrap=True)  # fmt: skip
+    for step in roofline.steps:
+        _show_step(console, step)
+    note = "Two operations a multiply-add. Bytes: every value moved once. Times: the best round; products timed alone."
+    console.print(f"[dim]{note}[/dim]", soft_wrap=True)
+
+
+def _show_step(console: Console, step: StepPoints) -> None:
+    from rich.table import Table
+
+    console.print(f"\n[bold]{step.step}[/bold]: {_ms(step.seconds)} ms (median {_ms(step.median_seconds)}), "
+                  f"{step.tokens_per_second:.0f} tokens/s, {step.share_of_ceiling:.0%} of its parts' ceilings; "
+                  f"products {_ms(step.products_seconds)} ms, alone {_ms(step.products_alone_seconds)} ms",
+                  soft_wrap=True)  # fmt: skip
+    amounts = ("Mop", "MB") if console.width >= WIDE else ()
+    table = Table("operation", "shape", box=None, header_style="bold", padding=(0, 1, 0, 0))
+    for name in (*amounts, "op/B", "ms", "Gop/s", "ceiling", "share"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("bound", no_wrap=True)
+    for p in step.points:
+        table.add_row(
+            p.operation + (f" x{p.times}" if p.times > 1 else ""), p.shape,
+            *((f"{p.operations / 1e6:.1f}", f"{p.moved_bytes / 1e6:.2f}") if amounts else ()),
+            f"{p.operations_per_byte:.1f}", _ms(p.seconds), f"{p.operations_per_second / 1e9:.1f}",
+            f"{p.ceiling_operations_per_second / 1e9:.1f}", f"{p.share_of_ceiling:.0%}", p.bound,
+        )  # fmt: skip
+    console.print(table)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.{3 if seconds < 1e-2 else 1}f}"

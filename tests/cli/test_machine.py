@@ -1,0 +1,46 @@
+"""`tailrace machine` as a person and as a program use it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.conftest import Run
+
+LLAMA = Path(__file__).parent.parent / "golden" / "models" / "llama"
+
+
+def test_without_a_model_the_ceilings_are_shown_and_saved(run: Run, environment: dict[str, str]) -> None:
+    ended = run("machine", "--seconds", "0.2")
+    assert ended.returncode == 0, ended.stderr
+    for words in ("reading, GB/s", "memory", "multiply-adds, G/s", "int8_by_int4", "page fault", "tailrace pull"):
+        assert words in ended.stdout
+    saved = json.loads((Path(environment["TAILRACE_CACHE"]) / "machine.json").read_text())
+    (only,) = saved["machines"]
+    assert only["machine"]["kernels"] in ended.stdout
+    assert only["bandwidths"][0]["bytes_per_second"] > 0
+
+
+def test_json_has_a_model_s_operations_too(run: Run) -> None:
+    ended = run("machine", str(LLAMA), "--seconds", "0.2", "--context", "32", "--threads", "1", "--json")
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert found["ceilings"]["machine"]["threads"] == found["roofline"]["threads"] == 1
+    assert [step["step"] for step in found["roofline"]["steps"]][:2] == ["decode 1 at 32", "decode 4 at 32"]
+    assert found["roofline"]["steps"][0]["points"][0]["operation"] == "q+k+v"
+    shown = run("machine", str(LLAMA), "--seconds", "0.2", "--context", "32").stdout
+    for words in ("decode 32 at 32", "gate+up x2", "head", "attention x2", "share"):
+        assert words in shown
+
+
+def test_what_is_wrong_is_said(run: Run, environment: dict[str, str]) -> None:
+    for arguments, words in (
+        (["--kernels", "sse9"], "kernels 'sse9' cannot run on this machine; it can run"),
+        (["--threads", "4096"], "threads must be 1 to"),
+        (["nonsense"], "No model is called 'nonsense'"),
+    ):
+        ended = run("machine", *arguments)
+        assert ended.returncode in (1, 2)
+        assert words in ended.stderr
+        assert "Traceback" not in ended.stderr
+    assert not (Path(environment["TAILRACE_CACHE"]) / "machine.json").exists()
