@@ -1,4 +1,4 @@
-"""The ASGI application: routes, keys, request ids, and errors as answers. No middleware lies between it and a stream.
+"""The application: routes, keys, request ids, and errors as answers. No middleware lies between it and a stream.
 
 The ten routes are a table rather than a framework's (docs/decisions/0004).
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tailrace.api import endpoints
 from tailrace.api.errors import HttpError, as_http
-from tailrace.api.exchange import ClientGone, Exchange, Receive, Scope, Send, request_id
+from tailrace.api.exchange import ClientGone, Exchange, request_id
 from tailrace.api.service import Service
 from tailrace.terms import TailraceError
 
@@ -93,15 +93,12 @@ class Front:
         self.service = service
         self._keys = Keys(service.settings.api_keys)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, exchange: Exchange) -> None:
         """One exchange, from the routing to the last byte."""
-        if scope["type"] != "http":
-            return
-        exchange = Exchange(scope, receive, send, "")
         exchange.id = request_id(exchange.header(b"x-request-id"), lambda: f"req-{secrets.token_hex(12)}")
         name = "other"
         try:
-            route = route_of(scope["path"], scope["method"])
+            route = route_of(exchange.path, exchange.method)
             name = route.name
             if not route.open:
                 exchange.tenant = self._keys.tenant(exchange.header(b"authorization"))

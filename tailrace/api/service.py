@@ -278,14 +278,6 @@ class Service:
         lines = [as_json(fold.timeline(now)) for fold in folds if fold is not None]
         return {"tailrace": {"timeline": lines[0]} if len(lines) == 1 else {"timelines": lines}}
 
-    def sweep(self, now: float) -> None:
-        """Drops clients that have left a write waiting for too long; brings the accounts up to date."""
-        self.settle()
-        limit = self.settings.timeouts.send
-        for exchange in list(self.exchanges):
-            if exchange.blocked_since and now - exchange.blocked_since > limit:
-                exchange.hang_up()
-
 
 @dataclass(frozen=True)
 class Plan:
