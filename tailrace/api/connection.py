@@ -8,7 +8,7 @@ connection may stay and an answer may wait for its client. Bodies are the exchan
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 import sys
 import time
 import traceback
@@ -396,7 +396,7 @@ class Connection(asyncio.Protocol):
     def _say(self, error: HttpError) -> None:
         self.shared.answered("other", error.status)
         body = error.body()
-        rows = [*error.headers(), (b"x-request-id", f"req-{secrets.token_hex(12)}".encode())]
+        rows = [*error.headers(), (b"x-request-id", f"req-{os.urandom(12).hex()}".encode())]
         rows.append((b"content-length", b"%d" % len(body)))
         self.transport.write(head(error.status, self.shared.date, rows, close=True) + body)
         self._linger()

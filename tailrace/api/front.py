@@ -1,4 +1,4 @@
-"""The application: routes, keys, request ids, and errors as answers. No middleware lies between it and a stream.
+"""The application: routes, keys, request ids, and errors as answers. Nothing lies between it and a stream.
 
 The ten routes are a table rather than a framework's (docs/decisions/0004).
 """
@@ -6,8 +6,7 @@ The ten routes are a table rather than a framework's (docs/decisions/0004).
 from __future__ import annotations
 
 import hashlib
-import hmac
-import secrets
+import os
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
@@ -72,9 +71,11 @@ class Keys:
         """Who asks: the digest of the key, or "" where no keys are configured. Raises HttpError 401."""
         if not self._digests:
             return ""
+        from hmac import compare_digest  # only where there are keys: it is a start's milliseconds
+
         scheme, _, given = (authorization or b"").partition(b" ")
         digest = hashlib.sha256(given.strip()).digest()
-        matches = [hmac.compare_digest(digest, one) for one in self._digests]
+        matches = [compare_digest(digest, one) for one in self._digests]
         if scheme.lower() != b"bearer" or not any(matches):
             what = "no API key was given" if authorization is None else "the API key is not valid"
             raise HttpError(
@@ -95,7 +96,7 @@ class Front:
 
     async def __call__(self, exchange: Exchange) -> None:
         """One exchange, from the routing to the last byte."""
-        exchange.id = request_id(exchange.header(b"x-request-id"), lambda: f"req-{secrets.token_hex(12)}")
+        exchange.id = request_id(exchange.header(b"x-request-id"), lambda: f"req-{os.urandom(12).hex()}")
         name = "other"
         try:
             route = route_of(exchange.path, exchange.method)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -135,7 +135,7 @@ class Service:
 
         assert self.text is not None
         table = self.table(self.text)
-        name = f"{prefix}-{secrets.token_hex(12)}"
+        name = f"{prefix}-{os.urandom(12).hex()}"
         generation = Generation(asked.stream)
         hide = asked.echo and asked.max_tokens == 0
         eos = frozenset(self.text.eos_ids)
