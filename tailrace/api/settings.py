@@ -50,10 +50,12 @@ class Timeouts:
 
     request: float = 0.0
     """Longest that a request may take in the engine, queueing included; 0 is no bound. Past it: finish "timeout"."""
+    header: float = 30.0
+    """Longest that a client may take to send a request's line and headers, and to begin with them once connected."""
     body: float = 30.0
     """Longest that a client may take to send its body."""
     send: float = 30.0
-    """Longest that a client may leave a write waiting before it is dropped."""
+    """Longest that a client may take next to nothing of what waits for it before it is dropped."""
     keep_alive: int = 30
     """Idle time after which a kept-alive connection is closed."""
     drain: float = 60.0
