@@ -8,6 +8,8 @@ MODEL ?= smollm2-135m
 PORT ?= 8000
 ARGS ?=
 PYTEST_ARGS ?=
+ARM_CXX ?= aarch64-linux-gnu-g++
+ARM_QEMU ?= qemu-aarch64
 # The first interpreter that is new enough; `make PYTHON=...` chooses another.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$name && break; done)
@@ -17,10 +19,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 NATIVE := $(wildcard tailrace/native/*.cpp tailrace/native/*.h tailrace/native/*.inl)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint types layers unit bench soak emulated clean
+.PHONY: help serve test lint types layers unit bench soak kernels emulated emulated-arm clean
 
 help: ## this
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 21
 	@echo "Variables: MODEL=$(MODEL) PORT=$(PORT) ARGS='more options' PYTEST_ARGS='tests/cli -x' PYTHON=$(PYTHON)"
 
 serve: $(VENV)/.installed ## install what is missing, pull the model, serve it on http://127.0.0.1:8000
@@ -48,12 +50,34 @@ bench: $(VENV)/.dev ## measure this machine
 soak: $(VENV)/.dev ## hours of mixed load, watching for leaks
 	$(BIN)/python bench/soak.py $(ARGS)
 
+# The C++ test of the kernels, built in $(1) with the options $(2).
+define kernels_test
+	@PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B $(1) -G Ninja -DTAILRACE_NATIVE_TEST=ON $(2) >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
+	@PATH="$(abspath $(BIN)):$$PATH" cmake --build $(1) >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
+endef
+
+kernels: $(VENV)/.tools ## test every kernel build of this machine against the portable one, in C++
+	$(call kernels_test,build/kernels)
+	build/kernels/kernels_test --digest build/kernels/digest
+
 emulated: $(VENV)/.dev ## test the AVX-512 kernels where there is no AVX-512 (needs Debian's libsimde-dev)
 	@PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build/emulated -G Ninja -DTAILRACE_EMULATE_AVX512=ON -DPython_EXECUTABLE="$(abspath $(BIN))/python" >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
 	@PATH="$(abspath $(BIN)):$$PATH" cmake --build build/emulated >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
 	@rm -rf build/emulated/tree && mkdir build/emulated/tree && cp -r tailrace tests pyproject.toml build/emulated/tree && rm -f build/emulated/tree/tailrace/native/*.so
 	@$(BIN)/cmake --install build/emulated --component native --prefix build/emulated/tree >/dev/null
 	cd build/emulated/tree && "$(abspath $(BIN))/python" -c 'import sys; sys.meta_path = [f for f in sys.meta_path if "ScikitBuild" not in type(f).__name__]; sys.path.insert(0, "."); from tailrace.backends.cpu import available_kernels as a; assert a()[0] == "avx512", a(); import pytest; sys.exit(pytest.main(["tests/backends/test_cpu_kernels.py", "tests/backends/test_cpu_model.py"]))'
+	$(call kernels_test,build/emulated/kernels,-DTAILRACE_EMULATE_AVX512=ON)
+	build/emulated/kernels/kernels_test --expect "avx512 avx2 portable"
+
+# A core with the dot product and one without it; then whether the bits are those of this machine's own kernels.
+emulated-arm: $(VENV)/.tools ## test the Arm kernels where there is no Arm (needs Debian's g++-aarch64-linux-gnu and qemu-user)
+	@command -v $(ARM_CXX) >/dev/null || { echo "There is no $(ARM_CXX). On Debian: apt install g++-aarch64-linux-gnu; else name a compiler for 64-bit Arm: make emulated-arm ARM_CXX=..." >&2; exit 1; }
+	@command -v $(ARM_QEMU) >/dev/null || { echo "There is no $(ARM_QEMU). On Debian: apt install qemu-user" >&2; exit 1; }
+	$(call kernels_test,build/arm,-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=$(ARM_CXX) -DCMAKE_CXX_FLAGS=-Werror -DCMAKE_EXE_LINKER_FLAGS=-static)
+	$(ARM_QEMU) -cpu cortex-a53 build/arm/kernels_test --expect "neon portable"
+	$(ARM_QEMU) -cpu max build/arm/kernels_test --expect "dotprod neon portable" --digest build/arm/digest
+	@$(MAKE) --no-print-directory kernels
+	cmp build/kernels/digest build/arm/digest
 
 clean: ## remove .venv, builds and caches of tools (pulled models stay)
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -85,6 +109,7 @@ $(VENV)/.native: CMakeLists.txt $(NATIVE) $(VENV)/.tools
 $(VENV)/.installed: pyproject.toml $(VENV)/.native
 	@echo "Installing Tailrace ..."
 	@$(PIP) install -qq --no-build-isolation -C wheel.cmake=false -e .
+	@$(BIN)/python -m compileall -q tailrace # where PYTHONDONTWRITEBYTECODE is set, every start would compile it all again
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed

@@ -29,8 +29,12 @@ WORKLOADS = ("a", "b512", "b2048", "c4", "c16", "c32", "dcold", "dwarm")
 LESS_IS_BETTER = ("dcold", "dwarm", "start", "memory MB")
 
 
-def ids(count: int, rng: random.Random) -> list[int]:
-    return [rng.randrange(200, 48_000) for _ in range(count)]
+BELOW = 48_000
+"""Prompts are made of ids from 200 up to this: ordinary tokens of the default model."""
+
+
+def ids(count: int, rng: random.Random, below: int = BELOW) -> list[int]:
+    return [rng.randrange(200, below) for _ in range(count)]
 
 
 def complete(port: int, model: str, prompt: list[int], count: int) -> None:
@@ -74,17 +78,17 @@ def together(port: int, model: str, prompts: list[list[int]], count: int) -> flo
     return time.perf_counter() - begin
 
 
-def workload(name: str, port: int, model: str, rng: random.Random, prefix: list[int]) -> float:
+def workload(name: str, port: int, model: str, rng: random.Random, prefix: list[int], below: int = BELOW) -> float:
     """One run of one workload: a rate, or seconds."""
     if name == "a":
-        one = together(port, model, [ids(32, rng)], 1)
-        return 128 / (together(port, model, [ids(32, rng)], 129) - one)
+        one = together(port, model, [ids(32, rng, below)], 1)
+        return 128 / (together(port, model, [ids(32, rng, below)], 129) - one)
     if name[0] == "b":
-        return int(name[1:]) / together(port, model, [ids(int(name[1:]), rng)], 1)
+        return int(name[1:]) / together(port, model, [ids(int(name[1:]), rng, below)], 1)
     if name[0] == "c":
         n = int(name[1:])
-        return n * 128 / together(port, model, [ids(128, rng) for _ in range(n)], 128)
-    return together(port, model, [prefix + ids(32, rng) for _ in range(16)], 32)
+        return n * 128 / together(port, model, [ids(128, rng, below) for _ in range(n)], 128)
+    return together(port, model, [prefix + ids(32, rng, below) for _ in range(16)], 32)
 
 
 class Server:
@@ -102,7 +106,7 @@ class Server:
         )
         try:
             self.model = self._wait()
-            together(self.port, self.model, [ids(8, random.Random(0))], 1)
+            together(self.port, self.model, [ids(8, random.Random(0), 1000)], 1)
         except BaseException:
             self.stop()
             raise
@@ -142,8 +146,9 @@ class Server:
                 continue
 
 
-def run(commands: list[str], names: list[str], repeats: int) -> None:
-    """Prints the table: the first command line is ours; ratios are of pairs measured one after the other."""
+def run(commands: list[str], names: list[str], repeats: int, *, below: int = BELOW) -> None:
+    """Prints the table: the first command line is ours; ratios are of pairs measured one after the other. Prompts are
+    of ids below `below`."""
     servers: list[Server] = []
     rows: dict[str, list[list[float]]] = {}
     rng = random.Random(time.time_ns())
@@ -151,14 +156,14 @@ def run(commands: list[str], names: list[str], repeats: int) -> None:
         servers += [Server(f"server {i + 1}", command) for i, command in enumerate(commands)]
         rows["start"] = [[s.start] for s in servers]
         for s in servers:
-            together(s.port, s.model, [ids(128, rng) for _ in range(4)], 8)
+            together(s.port, s.model, [ids(128, rng, below) for _ in range(4)], 8)
         for repeat in range(repeats):
-            prefix = ids(1024, rng)
+            prefix = ids(1024, rng, below)
             for name in names:
                 for i in range(len(servers)) if repeat % 2 == 0 else reversed(range(len(servers))):
                     for other in servers:
                         other.signal(signal.SIGCONT if other is servers[i] else signal.SIGSTOP)
-                    value = workload(name, servers[i].port, servers[i].model, rng, prefix)
+                    value = workload(name, servers[i].port, servers[i].model, rng, prefix, below)
                     rows.setdefault(name, [[] for _ in servers])[i].append(value)
         for s in servers:
             s.signal(signal.SIGCONT)

@@ -12,12 +12,13 @@ from bench.batches import step
 from tailrace.backends import Batch
 from tailrace.backends.cpu import CpuBackend
 from tailrace.models import load_model, open_checkpoint
+from tailrace.models.entry import prepared_dir
 from tailrace.native import _kernels
 
 
 def backend_of(model: Path, *, pages: int = 2048, threads: int | None = None, kernels: str | None = None) -> CpuBackend:
-    """The cpu backend over a model file, as the server would build it."""
-    return CpuBackend(
+    """The cpu backend over a model file, as the server would build it: with the repacked weights from the cache."""
+    backend = CpuBackend(
         load_model(open_checkpoint(model), max_context=8192),
         pages=pages,
         max_context=8192,
@@ -25,7 +26,10 @@ def backend_of(model: Path, *, pages: int = 2048, threads: int | None = None, ke
         max_running=32,
         threads=threads,
         kernels=kernels,
+        cache_dir=prepared_dir(model),
     )
+    backend.settle()
+    return backend
 
 
 def seconds(backend: CpuBackend, batch: Batch, rounds: int) -> list[float]:

@@ -43,7 +43,9 @@ def sampling(rows: int, **values: Any) -> Sampling:
     return Sampling(**arrays)
 
 
-def batch(parts: Sequence[tuple[Sequence[int], int, Sequence[int]]], wanted: Sequence[int], **values: Any) -> Batch:
+def batch(
+    parts: Sequence[tuple[Sequence[int], int, Sequence[int]]], wanted: Sequence[int], logits: bool = True, **values: Any
+) -> Batch:
     """A batch of sequences (tokens, context, page table), with raw logits of the wanted flat rows."""
     width = max(len(table) for _, _, table in parts)
     tables = np.zeros((len(parts), width), np.int32)
@@ -57,7 +59,7 @@ def batch(parts: Sequence[tuple[Sequence[int], int, Sequence[int]]], wanted: Seq
         tables=tables,
         wanted=np.array(wanted, np.int32),
         sampling=sampling(len(wanted), **values),
-        want_logits=True,
+        want_logits=logits,
     )
 
 

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from tailrace.backends import PAGE_SIZE, Batch, Result, Sampling
+from tailrace.backends import PAGE_SIZE, Batch, Inline, Result, Sampling
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.core import EngineCore
 from tailrace.engine.protocol import Output, SamplingParams, Submit, TokenLogprob, Tokens
-from tailrace.engine.runner import InlineRunner
 from tailrace.kv.prefix import Digest, page_digest
 from tailrace.terms import Event, EventKind
 
@@ -76,7 +75,7 @@ def score(sequence: bytes, token: int) -> float:
     return -(mix(sequence, str(token).encode()) % 1000) / 100.0
 
 
-class FakeBackend:
+class FakeBackend(Inline):
     """Implements `Backend`. `duration` gives a step's fake seconds, which pass on `clock`; `fail` is asked before every
     step, and what it returns is raised.
 
@@ -277,7 +276,6 @@ class Driver:
             token_bytes=token_bytes,  # type: ignore[arg-type]  # a stand-in will do
             identity=b"fake",
             clock=self.clock,
-            runner=InlineRunner(self.backend),
             digest=digest,
         )
         self.vocab = vocab

@@ -2,7 +2,8 @@
 
 What lives here: `settings.py` (what a replica can be told), `schema.py` and `params.py` (bodies in, checked parameters
 out), `generation.py` (one HTTP request as one or several engine requests), `shapes.py` and `logprobs.py` (OpenAI's
-JSON), `endpoints.py`, `front.py` (routes, keys, bodies, errors), `metrics.py`, `server.py` (the process).
+JSON), `endpoints.py`, `front.py` (routes, keys, errors), `exchange.py` and `connection.py` (HTTP/1.1), `metrics.py`,
+`server.py` (the process).
 
 Called by `cli`. Knows requests as `engine.protocol` messages; never touches pages, tensors or the scheduler.
 """

@@ -141,7 +141,7 @@ async def models(service: Service, exchange: Exchange) -> None:
 async def model(service: Service, exchange: Exchange) -> None:
     """GET /v1/models/{id}."""
     service.need()
-    name = exchange.scope["path"].removeprefix("/v1/models/")
+    name = exchange.path.removeprefix("/v1/models/")
     service.need_model(name)
     await exchange.answer(200, msgspec.json.encode(_model_card(service, name)))
 
@@ -150,8 +150,8 @@ async def health(service: Service, exchange: Exchange) -> None:
     """GET /health, /health/ready: 200 while a request would be served. /health/live: 200 unless this process cannot
     bring an engine back by itself. `/health?ready` is /health/ready; during a drain /health stays 200."""
     client = service.client
-    path = exchange.scope["path"]
-    ready_wanted = path == "/health/ready" or b"ready" in exchange.scope.get("query_string", b"").split(b"&")
+    path = exchange.path
+    ready_wanted = path == "/health/ready" or b"ready" in exchange.query.split(b"&")
     if path == "/health/live":
         good = client.state != "failed"
     else:

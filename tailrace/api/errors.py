@@ -48,8 +48,6 @@ class HttpError(TailraceError):
             rows.append((b"www-authenticate", b"Bearer"))
         if self.allow is not None:
             rows.append((b"allow", self.allow.encode()))
-        if self.close:
-            rows.append((b"connection", b"close"))
         return rows
 
 

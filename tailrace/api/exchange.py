@@ -1,33 +1,40 @@
-"""One HTTP exchange at the ASGI level: headers in, a bounded body in, one answer out, and who has hung up."""
+"""One HTTP exchange: a request with a bounded body in, one answer out, and who has hung up."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tailrace.api.errors import HttpError, unavailable
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+if TYPE_CHECKING:
+    from tailrace.api.connection import Connection
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-LINGER_SECONDS = 2.0
-"""How long a client that is still sending a refused body is listened to, so that it gets the answer."""
-LINGER_BYTES = 128 << 20
-"""How much of it."""
 JSON = (b"content-type", b"application/json")
 EVENT_STREAM = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
+PHRASES = {
+    200: b"OK",
+    400: b"Bad Request",
+    401: b"Unauthorized",
+    404: b"Not Found",
+    405: b"Method Not Allowed",
+    408: b"Request Timeout",
+    413: b"Content Too Large",
+    415: b"Unsupported Media Type",
+    429: b"Too Many Requests",
+    431: b"Request Header Fields Too Large",
+    500: b"Internal Server Error",
+    503: b"Service Unavailable",
+}
 
 
 class ClientGone(Exception):
@@ -44,24 +51,63 @@ class BodyBudget:
 
 @dataclass(eq=False)
 class Exchange:
-    """Owned by one task. `status` is what was answered (0: nothing yet)."""
+    """Owned by one task. `status` is what was answered (0: nothing yet); names of headers are in lower case."""
 
-    scope: Scope
-    receive: Receive
-    send: Send
-    id: str
+    line: Connection
+    method: str
+    path: str
+    query: bytes
+    headers: list[tuple[bytes, bytes]]
+    chunks: bool  # the client understands an answer in chunks
+    keep_alive: bool  # the connection goes on after this
+    id: str = ""
     tenant: str = ""
     status: int = 0
     received: float = field(default_factory=time.monotonic)
-    blocked_since: float = 0.0  # a write is waiting for the client since then; 0: none is
+    whole: bool = False  # all of the body has come
+    ended: bool = False  # all of the answer is written
+    held: int = 0  # bytes of the body that have come and are not read
+    _parts: list[bytes] = field(default_factory=list)
     _taken: int = 0
-    _whole: bool = False  # the body has been read to its end
+    _continued: bool = False
+    _waiter: asyncio.Future[None] | None = None
+    _chunked: bool = False
+    _blocked: bool = False  # a write waits for the client
+    _lost: bool = False
+
+    # For the connection
+
+    def feed(self, data: bytes) -> None:
+        """A piece of the body."""
+        self._parts.append(data)
+        self.held += len(data)
+        self._wake()
+
+    def finish(self) -> None:
+        """The body's end."""
+        self.whole = True
+        self._wake()
+
+    def lose(self) -> None:
+        """The client has hung up."""
+        self._lost = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _news(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    # The request
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of that (lower-case) name."""
-        for key, value in self.scope["headers"]:
+        for key, value in self.headers:
             if key == name:
-                return bytes(value)
+                return value
         return None
 
     async def body(self, limit: int, timeout: float, budget: BodyBudget) -> bytes:
@@ -74,8 +120,11 @@ class Exchange:
         if length is not None and length.isdigit() and int(length) > limit:
             raise self._too_large(limit)
         try:
-            async with asyncio.timeout(timeout):
+            if self.whole:
                 data = await self._read(limit, budget)
+            else:
+                async with asyncio.timeout(timeout):
+                    data = await self._read(limit, budget)
         except TimeoutError:
             raise HttpError(408, f"the body did not arrive within {timeout:g} s", close=True) from None
         self.received = time.monotonic()
@@ -84,23 +133,33 @@ class Exchange:
     async def _read(self, limit: int, budget: BodyBudget) -> bytes:
         parts: list[bytes] = []
         size = 0
+        if self._awaited:
+            self._continued = True
+            self.line.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while True:
-            message = await self.receive()
-            if message["type"] == "http.disconnect":
+            while not (self.held or self.whole or self._lost):
+                await self._news()
+            if self._lost:
                 raise ClientGone
-            part = message.get("body", b"")
-            size += len(part)
-            budget.used += len(part)
-            self._taken += len(part)
+            parts += self._parts
+            size += self.held
+            budget.used += self.held
+            self._taken += self.held
+            self._parts, self.held = [], 0
             if size > limit:
                 raise self._too_large(limit)
             if budget.used > budget.limit:
                 raise unavailable("too many large requests at once")
-            if part:
-                parts.append(part)
-            if not message.get("more_body", False):
-                self._whole = True
+            self.line.relieve()
+            if self.whole and not self.held:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    @property
+    def _awaited(self) -> bool:
+        """Whether the client waits for our word before it sends its body."""
+        if self.whole or self.held or self._continued or self._lost or not self.chunks:
+            return False
+        return (self.header(b"expect") or b"").lower() == b"100-continue"
 
     def release(self, budget: BodyBudget) -> None:
         """The body is not needed any more."""
@@ -110,71 +169,91 @@ class Exchange:
     def _too_large(self, limit: int) -> HttpError:
         return HttpError(413, f"the body is larger than {limit} bytes", code="request_too_large", close=True)
 
+    async def gone(self) -> None:
+        """Returns when the client has hung up. Only after the body has been read."""
+        while not (self._lost or self.ended):
+            await self._news()
+
+    # The answer
+
     async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """Sends the status and headers."""
-        self.status = status
-        headers.append((b"x-request-id", self.id.encode()))
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        """Sends the status and headers of an answer that `write` then makes."""
+        self._chunked = self.chunks and self.method != "HEAD"
+        self.keep_alive = self.keep_alive and self.chunks  # else only the end of the connection tells the end of it
+        rows = [*headers, (b"transfer-encoding", b"chunked")] if self._chunked else headers
+        data = self._head(status, rows)
+        await self._room()
+        if not self._lost:
+            self.line.transport.write(data)
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         """Sends a piece of the body; waits while the client's buffers are full."""
-        self.blocked_since = time.monotonic()
-        await self.send({"type": "http.response.body", "body": data, "more_body": more})
-        self.blocked_since = 0.0
+        await self._room()
+        if self._lost:
+            return
+        if self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+            data = data if more else data + b"0\r\n\r\n"
+        if data and self.method != "HEAD":
+            self.line.transport.write(data)
+        if not more:
+            self._end()
 
     @property
     def writable(self) -> bool:
-        """Whether `write_now` is possible: nothing waits for the client, and the server under us is the one that we
-        know (uvicorn's cycle with a body in chunks)."""
-        cycle: Any = getattr(self.send, "__self__", None)
-        return (
-            self.blocked_since == 0.0
-            and getattr(cycle, "chunked_encoding", None) is True
-            and not cycle.flow.write_paused
-            and not cycle.disconnected
-        )
+        """Whether `write_now` is possible: nothing waits for the client."""
+        return self._chunked and not (self._blocked or self.line.blocked_since or self._lost)
 
     def write_now(self, data: bytes) -> None:
-        """Sends a piece of the body at once, without a task; only where it is `writable`."""
-        self.send.__self__.transport.write(b"%x\r\n%b\r\n" % (len(data), data))  # type: ignore[attr-defined]
+        """Sends a piece of the body at once, without a task; only where it is `writable`. No data would end it."""
+        self.line.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     async def answer(self, status: int, data: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
         """Sends a whole answer."""
         rows = [JSON] if headers is None else headers
-        await self.begin(status, [*rows, (b"content-length", str(len(data)).encode())])
-        await self.write(data, more=False)
+        top = self._head(status, [*rows, (b"content-length", b"%d" % len(data))])
+        await self._room()
+        if not self._lost:
+            self.line.transport.writelines((top,) if self.method == "HEAD" else (top, data))
+            self._end()
 
     async def refuse(self, error: HttpError) -> None:
-        """Sends an error. Before the connection is closed, what the client is still sending is read and dropped:
-        closed at once, the connection would be reset, and the client would not see the answer."""
-        data = error.body()
-        if not error.close or self._whole:
-            await self.answer(error.status, data, error.headers())
-            return
-        await self.begin(error.status, [*error.headers(), (b"content-length", str(len(data)).encode())])
-        await self.write(data)
-        dropped = 0
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LINGER_SECONDS):
-                while dropped <= LINGER_BYTES:
-                    message = await self.receive()
-                    dropped += len(message.get("body", b""))
-                    if message["type"] == "http.disconnect" or not message.get("more_body", False):
-                        break
-        await self.write(b"", more=False)
-
-    async def gone(self) -> None:
-        """Returns when the client has hung up. Only after the body has been read."""
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
+        """Sends an error. Where the connection is then closed, it reads on for a moment (`Connection`)."""
+        self.keep_alive = self.keep_alive and not error.close
+        await self.answer(error.status, error.body(), error.headers())
 
     def hang_up(self) -> None:
-        """Cuts the connection without flushing: the client does not read. Servers differ in how they expose the
-        transport; without one, returning without an end of body closes it too."""
-        transport = getattr(getattr(self.send, "__self__", None), "transport", None)
-        if transport is not None:
-            with contextlib.suppress(AttributeError):
-                transport.abort()
+        """Cuts the connection: the client does not read, or has half an answer that cannot be made whole."""
+        self.line.abort()
+
+    def _head(self, status: int, rows: list[tuple[bytes, bytes]]) -> bytes:
+        self.status = status
+        if self._awaited:  # and now it may send its body or not
+            self.keep_alive = False
+        rows = [*rows, (b"x-request-id", self.id.encode())]
+        return head(status, self.line.shared.date, rows, close=not self.keep_alive)
+
+    async def _room(self) -> None:
+        """Waits until the client takes more."""
+        if self.line.blocked_since:
+            self._blocked = True
+            try:
+                await self.line.drained()
+            finally:
+                self._blocked = False
+
+    def _end(self) -> None:
+        self.ended = True
+        self._parts, self.held = [], 0
+        self._wake()
+        self.line.ended(self)
+
+
+def head(status: int, date: bytes, rows: list[tuple[bytes, bytes]], *, close: bool) -> bytes:
+    """An answer's status line and headers. `date` is a whole line."""
+    lines = b"".join([b"%b: %b\r\n" % row for row in rows])
+    end = b"connection: close\r\n\r\n" if close else b"\r\n"
+    return b"HTTP/1.1 %d %b\r\n%b%b%b" % (status, PHRASES.get(status, b""), date, lines, end)
 
 
 def request_id(given: bytes | None, fresh: Callable[[], str]) -> str:

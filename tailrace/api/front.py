@@ -1,4 +1,4 @@
-"""The ASGI application: routes, keys, request ids, and errors as answers. No middleware lies between it and a stream.
+"""The application: routes, keys, request ids, and errors as answers. Nothing lies between it and a stream.
 
 The ten routes are a table rather than a framework's (docs/decisions/0004).
 """
@@ -6,8 +6,7 @@ The ten routes are a table rather than a framework's (docs/decisions/0004).
 from __future__ import annotations
 
 import hashlib
-import hmac
-import secrets
+import os
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 
 from tailrace.api import endpoints
 from tailrace.api.errors import HttpError, as_http
-from tailrace.api.exchange import ClientGone, Exchange, Receive, Scope, Send, request_id
+from tailrace.api.exchange import ClientGone, Exchange, request_id
 from tailrace.api.service import Service
 from tailrace.terms import TailraceError
 
@@ -72,9 +71,11 @@ class Keys:
         """Who asks: the digest of the key, or "" where no keys are configured. Raises HttpError 401."""
         if not self._digests:
             return ""
+        from hmac import compare_digest  # only where there are keys: it is a start's milliseconds
+
         scheme, _, given = (authorization or b"").partition(b" ")
         digest = hashlib.sha256(given.strip()).digest()
-        matches = [hmac.compare_digest(digest, one) for one in self._digests]
+        matches = [compare_digest(digest, one) for one in self._digests]
         if scheme.lower() != b"bearer" or not any(matches):
             what = "no API key was given" if authorization is None else "the API key is not valid"
             raise HttpError(
@@ -93,15 +94,12 @@ class Front:
         self.service = service
         self._keys = Keys(service.settings.api_keys)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, exchange: Exchange) -> None:
         """One exchange, from the routing to the last byte."""
-        if scope["type"] != "http":
-            return
-        exchange = Exchange(scope, receive, send, "")
-        exchange.id = request_id(exchange.header(b"x-request-id"), lambda: f"req-{secrets.token_hex(12)}")
+        exchange.id = request_id(exchange.header(b"x-request-id"), lambda: f"req-{os.urandom(12).hex()}")
         name = "other"
         try:
-            route = route_of(scope["path"], scope["method"])
+            route = route_of(exchange.path, exchange.method)
             name = route.name
             if not route.open:
                 exchange.tenant = self._keys.tenant(exchange.header(b"authorization"))

@@ -22,13 +22,12 @@ from tailrace.terms import ModelError, TailraceError
 if TYPE_CHECKING:
     import asyncio
 
-    from tailrace.api.front import Front
+    from tailrace.api.connection import Connections
     from tailrace.api.service import Service
-    from tailrace.engine.client import EngineClient
     from tailrace.text import Text
 
 TICK = 1.0
-"""Seconds between housekeeping: the Date header, slow clients."""
+"""Seconds between housekeeping: the Date header, slow clients, the accounts."""
 BACKLOG = 2048
 
 TextLoader = Callable[[Settings], "Text"]
@@ -74,14 +73,6 @@ def run(
         engine.kill()
         listener.close()
         gc.enable()
-
-
-def build_app(client: EngineClient, text: Text | None, settings: Settings) -> Front:
-    """The ASGI application over an engine client; `text` may be given to its `service` later."""
-    from tailrace.api.front import Front
-    from tailrace.api.service import Service
-
-    return Front(Service(settings, client, text))
 
 
 def to_stderr(line: str) -> None:
@@ -177,53 +168,28 @@ class Server:
             loop.add_signal_handler(number, self._on_signal)
         loading = asyncio.create_task(asyncio.to_thread(self._load_text, settings), name="text")
         await asyncio.sleep(0)  # let its thread begin
-        front = build_app(client, None, settings)
-        serving = await self._serve(front)
+
+        from tailrace.api.connection import Connections
+        from tailrace.api.front import Front
+        from tailrace.api.service import Service
+
+        service = Service(settings, client)
+        connections = Connections(Front(service), times, service.metrics.answered)
+        listening = await loop.create_server(connections.accept, sock=self._listener, backlog=BACKLOG)
         self._laps.lap("http")
-        housekeeping = asyncio.create_task(self._housekeeping(front.service, serving))
+        housekeeping = asyncio.create_task(self._housekeeping(service, connections))
         try:
-            started = await self._start(front.service, loading)
+            started = await self._start(service, loading)
             if started:
                 await self._stop.wait()
-                await self._drain(front.service)
+                await self._drain(service)
             return 0 if started or self._signals else 1
         finally:
             housekeeping.cancel()
-            serving.stop()
+            listening.close()
+            connections.close()
             await client.close()
             await asyncio.sleep(0)
-
-    async def _serve(self, front: Front) -> Serving:
-        import asyncio
-
-        from uvicorn.config import Config
-        from uvicorn.server import ServerState
-
-        from tailrace.api.connection import Connection
-
-        config = Config(
-            front,
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            timeout_keep_alive=self._settings.timeouts.keep_alive,
-            server_header=False,
-            proxy_headers=False,
-        )
-        config.load()
-        state = ServerState()
-        quieten_uvicorn()
-
-        def connection() -> asyncio.Protocol:
-            answered = front.service.metrics.answered
-            return Connection(answered=answered, config=config, server_state=state, app_state={})
-
-        server = await asyncio.get_running_loop().create_server(connection, sock=self._listener, backlog=BACKLOG)
-        serving = Serving(server, state)
-        serving.tick()
-        return serving
 
     async def _start(self, service: Service, loading: asyncio.Task[Text]) -> bool:
         """Waits for the text and the engine; prints the report. False where the server cannot start."""
@@ -278,13 +244,13 @@ class Server:
         for line in lines:
             self._report(line)
 
-    async def _housekeeping(self, service: Service, serving: Serving) -> None:
+    async def _housekeeping(self, service: Service, connections: Connections) -> None:
         import asyncio
 
         while True:
             await asyncio.sleep(TICK)
-            serving.tick()
-            service.sweep(time.monotonic())
+            connections.tick()
+            service.settle()
 
     def _on_signal(self) -> None:
         self._signals += 1
@@ -312,33 +278,6 @@ class Server:
             self._report(f"tailrace: {service.client.held} requests were cut off after {limit:g} s")
 
 
-class Serving:
-    """The listening server and what uvicorn's protocol shares between connections."""
-
-    def __init__(self, server: Any, state: Any) -> None:
-        self._server = server
-        self._state = state
-
-    def tick(self) -> None:
-        """Renews the Date header."""
-        from email.utils import formatdate
-
-        self._state.default_headers = [(b"date", formatdate(time.time(), usegmt=True).encode())]
-
-    def stop(self) -> None:
-        """Closes the listener, and connections: idle ones now, busy ones after their answer."""
-        self._server.close()
-        for connection in list(self._state.connections):
-            connection.shutdown()
-
-
-def quieten_uvicorn() -> None:
-    """Errors of the application are answered and printed by `front`; uvicorn would print them again."""
-    import logging
-
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-
-
 def settle_memory() -> None:
     """What start-up made stays: later collections need not look at it, and come less often."""
     gc.freeze()
@@ -346,4 +285,4 @@ def settle_memory() -> None:
     gc.enable()
 
 
-__all__ = ["ModelError", "Settings", "build_app", "run"]
+__all__ = ["ModelError", "Settings", "run"]

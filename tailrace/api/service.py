@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -135,7 +135,7 @@ class Service:
 
         assert self.text is not None
         table = self.table(self.text)
-        name = f"{prefix}-{secrets.token_hex(12)}"
+        name = f"{prefix}-{os.urandom(12).hex()}"
         generation = Generation(asked.stream)
         hide = asked.echo and asked.max_tokens == 0
         eos = frozenset(self.text.eos_ids)
@@ -277,14 +277,6 @@ class Service:
         folds = [self.book.fold(choice.request) for choice in plan.generation.choices]
         lines = [as_json(fold.timeline(now)) for fold in folds if fold is not None]
         return {"tailrace": {"timeline": lines[0]} if len(lines) == 1 else {"timelines": lines}}
-
-    def sweep(self, now: float) -> None:
-        """Drops clients that have left a write waiting for too long; brings the accounts up to date."""
-        self.settle()
-        limit = self.settings.timeouts.send
-        for exchange in list(self.exchanges):
-            if exchange.blocked_since and now - exchange.blocked_since > limit:
-                exchange.hang_up()
 
 
 @dataclass(frozen=True)

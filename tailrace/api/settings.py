@@ -50,10 +50,12 @@ class Timeouts:
 
     request: float = 0.0
     """Longest that a request may take in the engine, queueing included; 0 is no bound. Past it: finish "timeout"."""
+    header: float = 30.0
+    """Longest that a client may take to send a request's line and headers, and to begin with them once connected."""
     body: float = 30.0
     """Longest that a client may take to send its body."""
     send: float = 30.0
-    """Longest that a client may leave a write waiting before it is dropped."""
+    """Longest that a client may take next to nothing of what waits for it before it is dropped."""
     keep_alive: int = 30
     """Idle time after which a kept-alive connection is closed."""
     drain: float = 60.0
@@ -95,6 +97,8 @@ class Settings:
     kernels: str | None = None
     """Instruction path ("portable", "avx2", "avx512"...); None is the best that this machine has."""
     kv_dtype: str = "bf16"
+    quantize: str | None = None
+    """"int8" or "int4": float matrices are rounded to it as they are loaded; None serves weights as they are stored."""
     backend: str = "cpu"
     """"cpu" (native) or "reference" (numpy, slow, the oracle)."""
     prefix_cache: bool = True
@@ -167,6 +171,7 @@ class Settings:
             threads=self.threads,
             kernels=self.kernels,
             kv_dtype=self.kv_dtype,
+            quantize=self.quantize,
             prefix_cache=self.prefix_cache,
             cache_dir=self.cache_dir,
             loader=self.loader,

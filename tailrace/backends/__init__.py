@@ -203,6 +203,19 @@ class Result:
     logits: NDArray[np.float32] | None = None
 
 
+@dataclass(frozen=True)
+class Ends:
+    """Token ids that end a row's request, CSR: row r's are tokens[start[r]:start[r + 1]]."""
+
+    start: NDArray[np.int32]  # [rows + 1]
+    tokens: NDArray[np.int32]
+
+    def hit(self, drawn: NDArray[np.int32]) -> bool:
+        """Whether a row has drawn one of its ends, or nothing at all (-1)."""
+        rows = zip(drawn.tolist(), self.start[:-1].tolist(), self.start[1:].tolist(), strict=True)
+        return any(token < 0 or token in self.tokens[begin:end] for token, begin, end in rows)
+
+
 class Backend(Protocol):
     """Runs batches. Log-probabilities are natural, of the softmax of the raw logits (before penalties and filters)."""
 
@@ -216,6 +229,76 @@ class Backend(Protocol):
     @property
     def kv_bytes(self) -> int: ...
 
-    def run(self, batch: Batch) -> Result:
-        """Blocks until the step is done, without holding the interpreter lock while it computes."""
+    def settle(self) -> None:
+        """Start-up is over: does what a first answer need not wait for. Returns at once."""
         ...
+
+    def launch(self, batch: Batch) -> None:
+        """Begins a step, at most one at a time. The batch stays as it is until `wait` has returned."""
+        ...
+
+    def chain(self, batch: Batch, ends: Ends) -> None:
+        """Says which step may follow the running one as soon as that has ended, before anybody asks: one token for each
+        row that it draws, in the same order, with that token for its input. It does so unless a row has drawn one of
+        its ends, or chaining is on hold."""
+        ...
+
+    def hold(self, on: bool) -> None:
+        """Puts chaining on hold, or no longer. Any thread may call it, at any time."""
+        ...
+
+    @property
+    def chained(self) -> bool:
+        """Whether the step that `wait` has just returned is followed by the chained one, which runs."""
+        ...
+
+    def wait(self) -> Result:
+        """The launched step's result, or what it raised. Blocks without holding the interpreter lock while it
+        computes."""
+        ...
+
+    def run(self, batch: Batch) -> Result:
+        """`launch` and `wait`."""
+        ...
+
+
+class Inline:
+    """All of that for a backend that has only `run`: it computes when it is waited for."""
+
+    chained = False
+    _held = False
+    _launched: Batch | None = None
+    _next: tuple[Batch, Ends] | None = None
+
+    def settle(self) -> None:
+        """Nothing to do."""
+
+    def launch(self, batch: Batch) -> None:
+        """Keeps the step until `wait`."""
+        self._launched = batch
+
+    def chain(self, batch: Batch, ends: Ends) -> None:
+        """Keeps the step that is to follow."""
+        self._next = (batch, ends)
+
+    def hold(self, on: bool) -> None:
+        """Puts chaining on hold, or no longer."""
+        self._held = on
+
+    def wait(self) -> Result:
+        """Runs the launched step."""
+        batch, self._launched = self._launched, None
+        following, self._next = self._next, None
+        self.chained = False
+        if batch is None:
+            raise ValueError("no step was launched")
+        result = self.run(batch)
+        if following is not None and not self._held and not following[1].hit(result.tokens):
+            following[0].tokens[:] = result.tokens
+            self._launched = following[0]
+            self.chained = True
+        return result
+
+    def run(self, batch: Batch) -> Result:
+        """To be defined by the backend."""
+        raise NotImplementedError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import time
 from typing import Annotated, Any, NamedTuple
@@ -11,6 +12,7 @@ import typer
 
 from tailrace.cli import local, output
 from tailrace.cli.client import Client, CutOff, ServerError
+from tailrace.cli.options import QUANTIZE_HELP, Quantize
 from tailrace.cli.pull import complete
 from tailrace.terms import TailraceError
 
@@ -34,6 +36,7 @@ def command(
     top_p: Annotated[float | None, typer.Option(help="Nucleus: keep the likeliest tokens up to this mass.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer. Default: what the context leaves.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed and conversation give the same answer.")] = None,
+    quantize: Annotated[Quantize | None, typer.Option(help=QUANTIZE_HELP)] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar="TAILRACE_API_KEY", show_envvar=True, help="The server's key.")
     ] = None,
@@ -52,7 +55,7 @@ def command(
     """
     sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
     parameters = {name: value for name, value in sampling.items() if value is not None}
-    with local.connected(url, model, api_key, _note) as client:
+    with local.connected(url, model, api_key, _note, quantize=quantize and quantize.value) as client:
         served = client.models()
         name = model if model in served else served[0]
         chat = Chat(client, name, parameters, system)
@@ -100,6 +103,7 @@ class Chat:
         if self._interactive:
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401 - gives input() editing and history
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have us started with it ignored
             self._err.print(f"[bold]{self._model}[/bold] at {self._client.url} · /help for commands", style="dim")
         while (line := self._read()) is not None:
             if line.startswith("/"):

@@ -10,6 +10,7 @@ import typer
 
 from tailrace.cli import local, output
 from tailrace.cli.batch import Outcome, Prompts, Results, Runner
+from tailrace.cli.options import QUANTIZE_HELP, Quantize
 from tailrace.cli.pull import complete
 from tailrace.terms import InvalidInput
 
@@ -33,6 +34,7 @@ def command(
     concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, max=1024, help="Requests at a time.")] = 16,
     retries: Annotated[int, typer.Option(min=0, help="More tries when the server is busy or gone.")] = 5,
     restart: Annotated[bool, typer.Option("--restart", help="Forget what FILE holds and begin anew.")] = False,
+    quantize: Annotated[Quantize | None, typer.Option(help=QUANTIZE_HELP)] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar="TAILRACE_API_KEY", show_envvar=True, help="The server's key.")
     ] = None,
@@ -61,7 +63,7 @@ def command(
             print(f"{done} of {len(work)} are done already", file=sys.stderr)
         failed = 0
         if left:
-            with local.connected(url, model, api_key, _note) as client:
+            with local.connected(url, model, api_key, _note, quantize=quantize and quantize.value) as client:
                 served = client.models()
                 if url is not None and model is not None and model not in served:
                     raise InvalidInput(f"the server has no model {model!r}; it has {', '.join(served)}", param="model")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tailrace.cli import output, serve
+from tailrace.cli.options import QUANTIZE_HELP, Quantize
 from tailrace.cli.pull import complete
 
 if TYPE_CHECKING:
@@ -19,20 +21,26 @@ def command(
     model: Annotated[
         str, typer.Argument(help="A known name (it is pulled when absent), or a path.", autocompletion=complete)
     ],
+    quantize: Annotated[Quantize | None, typer.Option(help=f"As serve has it: {QUANTIZE_HELP}")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Show what a model is: shapes, parameters, bytes of weights and of KV.
 
-    Nothing is loaded but headers. KV is that of one sequence, in bf16.
+    Nothing is loaded but headers. KV is that of one sequence, in bf16. With --quantize,
+    weights are those that serve would compute with.
 
     [bold]Examples[/bold]
 
       tailrace info smollm2-135m
       tailrace info ./model.gguf --json
+      tailrace info ./checkpoint --quantize int4
     """
     from tailrace.models import describe, open_checkpoint
+    from tailrace.models.quantise import unchanged
 
-    info = describe(open_checkpoint(serve.find_model(model)))
+    info = describe(open_checkpoint(serve.find_model(model)), quantize=quantize and quantize.value)
+    if quantize is not None and not info.quantised:
+        print(unchanged(quantize.value, info.name), file=sys.stderr)
     if as_json:
         typer.echo(json.dumps(plain(info), indent=2))
     else:
@@ -79,10 +87,14 @@ def rows(info: ModelInfo) -> list[tuple[str, str]]:
         ("attention", f"{config.heads} heads on {config.kv_heads} KV heads of {config.head_dim}{_windows(info)}"),
         ("vocabulary", f"{config.vocab:,}, output head {'tied to the embedding' if config.tied else 'of its own'}"),
         ("context", f"{config.max_context:,} tokens, rope {_rope(info)}"),
-        ("weights", f"{output.size(info.weight_bytes)} ({bits:.2f} bits a parameter)"),
+        ("weights", f"{output.size(info.weight_bytes)} ({bits:.2f} bits a parameter){_rounded(info)}"),
         *(("", line) for line in formats),
         ("KV", kv),
     ]
+
+
+def _rounded(info: ModelInfo) -> str:
+    return f", {info.quantised} matrices quantised from {output.size(info.stored_bytes)}" if info.quantised else ""
 
 
 def _windows(info: ModelInfo) -> str:

@@ -16,31 +16,39 @@ from typing import IO
 
 from tailrace.cli import serve
 from tailrace.cli.client import DEFAULT_URL, Client, CutOff, ServerError, Unreachable
-from tailrace.terms import TailraceError
+from tailrace.terms import InvalidInput, TailraceError
 
 _POLL = 0.05
 _PATIENCE = 300.0
 
 
 @contextlib.contextmanager
-def connected(url: str | None, model: str | None, key: str | None, say: Callable[[str], None]) -> Iterator[Client]:
+def connected(
+    url: str | None, model: str | None, key: str | None, say: Callable[[str], None], *, quantize: str | None = None
+) -> Iterator[Client]:
     """A server to talk to: the one at `url`; else one that runs at the default address and has the model; else our own.
 
-    `say` gets a line when something takes long. Raises `Unreachable` when the server at `url` is not there.
+    `quantize` is for our own, so it always gets one. `say` gets a line when something takes long. Raises `Unreachable`
+    when the server at `url` is not there.
     """
     if url is not None:
+        if quantize is not None:
+            raise InvalidInput(
+                f"--quantize is for a server that is started here, but --url {url} names one that runs: leave one out",
+                param="quantize",
+            )
         client = Client(url, key=key)
         _insist(client)
         yield client
         return
     running = Client(DEFAULT_URL, key=key)
-    if _serves(running, model):
+    if quantize is None and _serves(running, model):
         yield running
         return
     from tailrace.models import catalogue
 
     name = model or catalogue.DEFAULT
-    with started(name, say=say) as client:
+    with started(name, options=() if quantize is None else ("--quantize", quantize), say=say) as client:
         yield client
 
 

@@ -6,6 +6,7 @@ import, explains what is wrong.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,6 +54,18 @@ class Declaration(NamedTuple):
     options: tuple[Option, ...]
 
 
+class Quantize(enum.StrEnum):
+    """To what float weights are rounded at load."""
+
+    INT8 = "int8"
+    INT4 = "int4"
+
+
+QUANTIZE_HELP = (
+    "Round float weights (F32, F16, BF16) in blocks of 32 at the first start, and keep the result. int4 leaves "
+    "embedding and output head at int8. Weights that are quantised already stay as they are. Default: as stored."
+)
+
 _NETWORK, _CAPACITY, _COMPUTE, _TIME, _OTHER = "Network", "Capacity", "Compute", "Time limits", "Other"
 
 SERVE = Declaration(
@@ -75,8 +88,9 @@ SERVE = Declaration(
         Option("--prefix-cache", bool, "Reuse the KV pages of prompts that begin alike.", _CAPACITY, True),
         Option("--threads", int, "Compute threads. Default: one a core.", _COMPUTE),
         Option("--kernels", str, "Instruction path. Default: the best that this machine has.", _COMPUTE,
-               choices=("portable", "avx2", "avx512")),
+               choices=("portable", "avx2", "avx512", "neon", "dotprod")),
         Option("--kv-dtype", str, "How keys and values are stored.", _COMPUTE, "bf16", choices=("bf16", "f32")),
+        Option("--quantize", str, QUANTIZE_HELP, _COMPUTE, choices=tuple(kind.value for kind in Quantize)),
         Option("--backend", str, "cpu is native; reference is numpy, slow, and the oracle of the other.", _COMPUTE,
                "cpu", choices=("cpu", "reference")),
         Option("--request-timeout", float, "Longest that a request may take, in seconds; 0 is no bound.", _TIME, 0.0),
@@ -175,7 +189,6 @@ def command(declaration: Declaration, run: Callable[[dict[str, Value]], int], do
 
 
 def _signature(declaration: Declaration) -> inspect.Signature:
-    import enum
     import inspect
     from typing import Annotated
 

@@ -31,6 +31,9 @@ Ctrl-C or SIGTERM finishes the running requests, then ends.
 
   [dim]# room for 16,384 tokens of KV, 16 requests at a time[/dim]
   tailrace serve smollm2-135m --kv-tokens 16384 --max-running 16
+
+  [dim]# a bfloat16 checkpoint in half of its memory[/dim]
+  tailrace serve ./checkpoint --quantize int8
 """
 
 
@@ -71,7 +74,7 @@ def settings(values: Mapping[str, Any]) -> Settings:
     keys = _keys(values["api_key"], values["api_key_file"])
     plain = (
         "host", "port", "kv_tokens", "max_context", "step_tokens", "max_running", "max_waiting", "threads", "kernels",
-        "kv_dtype", "backend", "prefix_cache", "log_requests", "quiet", "template_args",
+        "kv_dtype", "quantize", "backend", "prefix_cache", "log_requests", "quiet", "template_args",
     )  # fmt: skip
     return Settings(
         model=values["model"],

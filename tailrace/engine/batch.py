@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace.backends import PAGE_SIZE, Batch, Sampling
+from tailrace.backends import PAGE_SIZE, Batch, Ends, Sampling
 from tailrace.engine.plan import Chunk, Plan
 from tailrace.engine.request import Request
 from tailrace.engine.steady import Steady
@@ -78,8 +78,8 @@ def penalised(request: Request) -> bool:
 
 
 class BatchBuilder:
-    """Builds each step's `Batch`, which stays as it is until the next one is built: steps run one at a time. While the
-    same requests do nothing but decode, it is the same object, brought up to date (`Steady`)."""
+    """Builds each step's `Batch`, which stays as it is until two more are built: one runs, one is to follow. While
+    the same requests do nothing but decode, two batches take turns (`Steady`)."""
 
     def __init__(self, *, max_running: int, max_context: int, eos_ids: tuple[int, ...], vocab_size: int) -> None:
         self._eos_ids = eos_ids
@@ -120,8 +120,9 @@ class BatchBuilder:
         slots = [request.slot for request in requests]
         plain = plan.tokens == plan.decodes
         steady, self._steady = self._steady, None
-        if steady is not None and plain and slots == steady.slots and steady.advance(chunks):
+        if steady is not None and plain and slots == steady.slots and steady.advance(chunks) is not None:
             self._steady = steady
+            steady.turn()
             return steady.batch
         width = -(-max(chunk.end for chunk in chunks) // PAGE_SIZE)
         starts = self._starts(chunks, plan)
@@ -135,9 +136,35 @@ class BatchBuilder:
             sampling=self._sampling(chunks, slots, forced),
         )
         if plain and not any(self._special[slot] for slot in slots):
-            self._steady = Steady(batch, slots)
+            self._steady = Steady(batch, slots, self._ends(requests))
             return self._steady.batch
         return batch
+
+    def ahead(self, plan: Plan) -> tuple[Batch, Ends] | None:
+        """The arrays of the plan that is to follow the step that was built last, all but its tokens, and what must not
+        be drawn for that. None where the next step is not one more token for the same requests, or a request may end in
+        other ways. `follow` says that it has been launched."""
+        steady = self._steady
+        if steady is None or steady.ends is None or plan.tokens != plan.decodes:
+            return None
+        chunks = list(plan.chunks.values())
+        if [chunk.request.slot for chunk in chunks] != steady.slots:
+            return None
+        batch = steady.advance(chunks, known=False)
+        return (batch, steady.ends) if batch is not None else None
+
+    def follow(self) -> None:
+        """The step of `ahead` runs."""
+        assert self._steady is not None
+        self._steady.turn()
+
+    def _ends(self, requests: list[Request]) -> Ends | None:
+        """None where a request has stop strings."""
+        if any(request.params.stop for request in requests):
+            return None
+        ends = [[*r.params.stop_ids, *(() if r.params.ignore_eos else self._eos_ids)] for r in requests]
+        start = np.cumsum([0, *map(len, ends)], dtype=np.int32)
+        return Ends(start, np.array([token for row in ends for token in row], np.int32))
 
     def _starts(self, chunks: list[Chunk], plan: Plan) -> Int32:
         if plan.tokens == len(chunks):

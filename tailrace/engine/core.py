@@ -1,7 +1,12 @@
-"""The engine loop: one step runs in a worker thread while the next one is planned.
+"""The engine loop: while the backend's threads run a step, the next one is planned.
 
 `step()` waits for the running step, applies its tokens, brings the plan of the next step up to date (requests that have
-ended are pruned, arrivals share in it), launches it, and only then turns what the ended step gave into the news.
+ended are pruned, arrivals share in it), launches it, and only then turns what the ended step gave into the news. There
+is no thread between the loop and the backend: the loop's own joins the step's work when it waits for it.
+
+Where the next step is one more token for the same requests, the backend is told so beforehand and begins it by itself
+(`Backend.chain`); all that the loop does then lies beside the running step. Anything that would change the plan keeps
+the backend from it: a token that ends a request, or news (`interrupt`).
 """
 
 from __future__ import annotations
@@ -17,7 +22,6 @@ from tailrace.engine.config import EngineConfig
 from tailrace.engine.plan import Chunk, Plan
 from tailrace.engine.protocol import FinishReason, Gauges, Output, Submit, TokenLogprob, Tokens
 from tailrace.engine.request import Request, State
-from tailrace.engine.runner import Runner, ThreadRunner
 from tailrace.engine.scheduler import Scheduler
 from tailrace.engine.watch import StopWatch
 from tailrace.kv.prefix import Digest, page_digest
@@ -63,8 +67,7 @@ class Flight:
 class EngineCore:
     """Requests in, news out; no processes and no sockets. One thread calls it.
 
-    `clock` is in monotonic seconds. `runner` runs the steps; by default a `ThreadRunner`, with `on_done` called from
-    its thread when a step has ended (to wake a loop that polls).
+    `clock` is in monotonic seconds.
 
     Requests that cannot be taken are answered with an `Output` of finish "error", whose `error` begins with a code and
     a colon: `overloaded`, `draining`, `context_length_exceeded`, `invalid_prompt`, `invalid_value`,
@@ -81,8 +84,6 @@ class EngineCore:
         token_bytes: TokenBytes | None = None,
         identity: bytes = b"",
         clock: Callable[[], float] = time.monotonic,
-        runner: Runner | None = None,
-        on_done: Callable[[], None] | None = None,
         digest: Digest = page_digest,
     ) -> None:
         self.config = config
@@ -94,7 +95,7 @@ class EngineCore:
         self._vocab_size = vocab_size
         self._token_bytes = token_bytes
         self._clock = clock
-        self._runner: Runner = runner if runner is not None else ThreadRunner(backend, on_done)
+        self._backend = backend
         self._builder = BatchBuilder(
             max_running=config.max_running,
             max_context=config.max_context,
@@ -104,6 +105,7 @@ class EngineCore:
         self._held: dict[str, Request] = {}
         self._watches: dict[str, StopWatch] = {}
         self._flight: Flight | None = None
+        self._refused: Exception | None = None  # what the backend raised instead of beginning a step
         self._next: Plan | None = None
         self._stale = False  # something has happened that the next plan does not know of
         self._outputs: list[Output] = []
@@ -150,9 +152,16 @@ class EngineCore:
         assert held == self._held, "a request is neither waiting nor running"
         assert set(self._watches) <= set(held), "a stop watch outlived its request"
 
+    def settle(self) -> None:
+        """Start-up is over."""
+        self._backend.settle()
+
     def close(self) -> None:
-        """Ends the worker, after the step that it runs. What is held is lost."""
-        self._runner.close()
+        """Lets the step that runs end. What is held is lost."""
+        self._backend.hold(True)
+        if self._flight is not None:
+            self._wait()
+            self._flight = None
 
     # --- messages
 
@@ -214,30 +223,38 @@ class EngineCore:
 
     # --- steps
 
-    @property
-    def done(self) -> bool:
-        """Whether `step` would not block: the running step has ended, or there is none."""
-        return self._flight is None or self._runner.done()
+    def interrupt(self) -> None:
+        """There is something to take in: the next step waits for that. May be called from any thread."""
+        self._backend.hold(True)
 
     def prepare(self) -> None:
-        """Plans the next step while one runs. `step` begins with it; a loop that polls calls it after each `step`."""
+        """Plans the next step while one runs. `step` begins with it."""
         if self._flight is not None and self._next is None:
             self._stale = False
-            self._next = self.scheduler.plan(self._clock())
+            self._next = plan = self.scheduler.plan(self._clock())
+            if plan.chunks and not plan.admitted and not self.scheduler.preempted and self._refused is None:
+                ahead = self._builder.ahead(plan)
+                if ahead is not None:
+                    self._backend.chain(*ahead)
 
     def step(self, intake: Callable[[], None] | None = None) -> Tokens | None:
         """Waits for the running step, launches the next, and returns the news of the one that ended and of whatever
         else has happened; None when there is nothing to do or to say. `intake` is called before the launch: a last
         chance to `submit` and `abort` what arrived while the step ran."""
         self.prepare()
+        if self._stale:
+            self._backend.hold(True)
         ended = self._flight
-        outcome = self._runner.wait() if ended is not None else None
+        outcome = self._wait() if ended is not None else None
         self._flight = None
         now = self._clock()
-        if intake is not None:
-            intake()
-        for request in self.scheduler.overdue(now):
-            self._end(request, "timeout")
+        if ended is not None and isinstance(outcome, Result) and self._backend.chained:
+            drawn = self._apply(ended, outcome)
+            self._follow(now)
+            self._tell(ended, outcome, drawn, now)
+            self._take_in(intake, now)
+            return self._news()
+        self._take_in(intake, now)
         if ended is None or outcome is None:
             self._events += self._launch(None)
         elif isinstance(outcome, Exception):
@@ -249,6 +266,21 @@ class EngineCore:
             self._tell(ended, outcome, drawn, now)
             self._events += launched
         return self._news()
+
+    def _take_in(self, intake: Callable[[], None] | None, now: float) -> None:
+        self._backend.hold(False)  # before looking: what comes after that puts it on hold again
+        if intake is not None:
+            intake()
+        for request in self.scheduler.overdue(now):
+            self._end(request, "timeout")
+
+    def _follow(self, now: float) -> None:
+        """The planned step runs already."""
+        plan, self._next = self._next, None
+        assert plan is not None
+        self.scheduler.launch(plan)
+        self._builder.follow()
+        self._flight = Flight(plan, now, self.scheduler.stalled(plan))
 
     def _apply(self, ended: Flight, result: Result) -> list[Drawn]:
         """Gives each request its token, and ends those that are done: all that the next launch has to know."""
@@ -317,8 +349,21 @@ class EngineCore:
             return events
         scheduler.launch(plan)
         self._flight = Flight(plan, now if since is None else since, scheduler.stalled(plan))
-        self._runner.launch(self._builder.build(plan))
+        try:
+            self._backend.launch(self._builder.build(plan))
+        except Exception as error:  # noqa: BLE001 - whatever a backend raises fails its step, and only that
+            self._refused = error
         return events
+
+    def _wait(self) -> Result | Exception:
+        """The running step's result, or what it raised."""
+        refused, self._refused = self._refused, None
+        if refused is not None:
+            return refused
+        try:
+            return self._backend.wait()
+        except Exception as error:  # noqa: BLE001 - as above
+            return error
 
     def _end(self, request: Request, finish: FinishReason, error: str = "") -> None:
         """Ends a request otherwise than by a token."""
@@ -334,6 +379,8 @@ class EngineCore:
         self._watches.pop(request.id, None)
         self._builder.forget(request)
         plan = self._next
+        if plan is not None:
+            self._backend.hold(True)
         if self.scheduler.waiting or (plan is not None and len(plan.chunks) < len(self.scheduler.running)):
             self._stale = True  # there is room now for those that were left out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from pathlib import Path
@@ -14,6 +15,8 @@ from tailrace.terms import ModelError
 
 if TYPE_CHECKING:
     from tailrace.models.decoder import Model, ModelConfig
+
+_log = logging.getLogger("tailrace")
 
 KV_BYTES = {"bf16": 2, "f16": 2, "f32": 4}
 POOL_CONTEXTS = 4
@@ -110,16 +113,32 @@ def build_backend(spec: EngineSpec, model: Model, *, pages: int, context: int, v
         kernels=spec.kernels,
         kv_dtype=spec.kv_dtype,
         cache_dir=prepared_dir(Path(spec.model), cache_root(spec)),
+        variant=model.variant,
         vocab_limit=vocab,
     )
 
 
-def identity(spec: EngineSpec, backend: Backend, context: int) -> bytes:
-    """What a cached page's numbers depend on besides its tokens: the model's files, and how they are computed with."""
+def as_asked(spec: EngineSpec, model: Model) -> Model:
+    """The model with its weights as `spec` wants them. Where it has none to quantise that is a warning, and it serves
+    all the same."""
+    if spec.quantize is None:
+        return model
+    from tailrace.backends.cpu.threads import usable_cores
+    from tailrace.models.quantise import quantise, unchanged
+
+    made = quantise(model, spec.quantize, threads=spec.threads or usable_cores())
+    if not made.variant:
+        _log.warning("tailrace: %s", unchanged(spec.quantize, spec.model))
+    return made
+
+
+def identity(spec: EngineSpec, backend: Backend, context: int, variant: str = "") -> bytes:
+    """What a cached page's numbers depend on besides its tokens: the model's files, what was done to its weights since
+    they were read (`Model.variant`), and how they are computed with."""
     from tailrace.models.entry import prepared_dir
 
     files = prepared_dir(Path(spec.model), cache_root(spec)).name
-    return f"{files} {backend.name} {backend.kernels} {spec.kv_dtype} {context}".encode()
+    return f"{files} {variant or 'stored'} {backend.name} {backend.kernels} {spec.kv_dtype} {context}".encode()
 
 
 def load(spec: EngineSpec) -> Loaded:
@@ -146,7 +165,7 @@ def load(spec: EngineSpec) -> Loaded:
     token_bytes = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, spec.kv_dtype)
     check_context(spec, shape)
     kv_tokens, context = pool_sizes(spec, shape.max_context, token_bytes, available_memory())
-    model = load_model(checkpoint, max_context=context)
+    model = as_asked(spec, load_model(checkpoint, max_context=context))
     vocab = min(len(opened.table), model.vocab)
     lap("model")
     backend = build_backend(spec, model, pages=kv_tokens // PAGE_SIZE, context=context, vocab=vocab)
@@ -165,7 +184,7 @@ def load(spec: EngineSpec) -> Loaded:
         eos_ids=checkpoint.text.eos_ids,
         vocab_size=vocab,
         token_bytes=opened.table,
-        identity=identity(spec, backend, context),
+        identity=identity(spec, backend, context, model.variant),
     )
     lap("core")
     return Loaded(

@@ -73,7 +73,11 @@ class Core(Protocol):
 
     def step(self, intake: Callable[[], None] | None = None) -> Tokens | None: ...
 
+    def interrupt(self) -> None: ...
+
     def check_integrity(self) -> None: ...
+
+    def settle(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -223,6 +227,7 @@ class Serving:
         decode = msgspec.msgpack.Decoder(ToEngine).decode
         while (data := self._line.receive()) is not None:
             self._inbox.put(decode(data))
+            self._core.interrupt()
         if not self._stopped.is_set():
             os._exit(1)
 
@@ -283,6 +288,7 @@ def main() -> int:
         gc.freeze()  # what start-up made stays: later collections need not look at it
         gc.enable()
         serving.send(ready_message(spec, loaded, laps))
+        loaded.core.settle()
         serving.run()
         loaded.core.close()
     except ConnectionError:  # the API process is gone

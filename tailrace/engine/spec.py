@@ -19,6 +19,7 @@ class EngineSpec:
     threads: int | None = None
     kernels: str | None = None
     kv_dtype: str = "bf16"
+    quantize: str | None = None
     prefix_cache: bool = True
     cache_dir: str | None = None
     loader: str = ""

@@ -1,8 +1,10 @@
-"""The batch of plain decode steps, kept from step to step.
+"""The batches of plain decode steps, kept from step to step.
 
-While the same requests decode, one step's arrays differ from the last one's in three numbers a request and, once in a
-page, one page number. Writing those in place, without numpy calls, costs a fraction of building the arrays anew: a
-forward pass leaves nothing of the interpreter in the caches, so what a step's Python costs is the code that it touches.
+While the same requests decode, one step's arrays differ from the last one's in three numbers and a page number a
+request. Writing those in place, without numpy calls, costs a fraction of building the arrays anew: a forward pass
+leaves nothing of the interpreter in the caches, so what a step's Python costs is the code that it touches.
+
+There are two batches that take turns, so that a step can be written while the one before it runs.
 """
 
 from __future__ import annotations
@@ -12,25 +14,23 @@ from dataclasses import replace
 
 import numpy as np
 
-from tailrace.backends import PAGE_SIZE, Batch
+from tailrace.backends import PAGE_SIZE, Batch, Ends
 from tailrace.engine.plan import Chunk
 
 SPARE_PAGES = 8
 """Pages by which a block table may grow before the batch has to be built anew."""
 
 
-class Steady:
-    """A batch in which every sequence has one token, and what moves in it. `slots` are its requests' rows, in order."""
+class _Side:
+    """One of the two batches, and its moving numbers as flat memory."""
 
-    def __init__(self, batch: Batch, slots: Sequence[int]) -> None:
+    def __init__(self, batch: Batch) -> None:
         count, width = batch.tables.shape
         moving = np.stack([batch.tokens, batch.context, batch.sampling.position])
         tables = np.zeros((count, width + SPARE_PAGES), np.int32)
         tables[:, :width] = batch.tables
-        self.slots = list(slots)
-        self._width = width + SPARE_PAGES
-        self._cells = moving.reshape(-1).data
-        self._tables = tables.reshape(-1).data
+        self.cells = moving.reshape(-1).data
+        self.tables = tables.reshape(-1).data
         self.batch = replace(
             batch,
             tokens=moving[0],
@@ -39,17 +39,39 @@ class Steady:
             sampling=replace(batch.sampling, position=moving[2]),
         )
 
-    def advance(self, chunks: Sequence[Chunk]) -> bool:
-        """Moves every sequence on by one token. False where a block table has no room left for that."""
-        cells, count = self._cells, len(self.slots)
+
+class Steady:
+    """Batches in which every sequence has one token. `slots` are its requests' rows, in order. `ends`: what may end a
+    row's request with any token; None where that takes more than a look at the token."""
+
+    def __init__(self, batch: Batch, slots: Sequence[int], ends: Ends | None) -> None:
+        self.slots = list(slots)
+        self.ends = ends
+        self._width = batch.tables.shape[1] + SPARE_PAGES
+        self._now, self._other = _Side(batch), _Side(batch)
+
+    @property
+    def batch(self) -> Batch:
+        """The step that was built last."""
+        return self._now.batch
+
+    def advance(self, chunks: Sequence[Chunk], *, known: bool = True) -> Batch | None:
+        """Every sequence moved on by one token, in the other of the two batches; it is the one that was built last when
+        `turn` has been called. `known` False leaves the tokens out. None where a block table has no room left."""
+        side, count, width = self._other, len(self.slots), self._width
+        cells, tables = side.cells, side.tables
         for row, chunk in enumerate(chunks):
             request, begin = chunk.request, chunk.begin
-            if begin % PAGE_SIZE == 0:
-                page = begin // PAGE_SIZE
-                if page >= self._width:
-                    return False
-                self._tables[row * self._width + page] = request.pages[page]
-            cells[row] = request.tokens[begin]
+            page = begin // PAGE_SIZE
+            if page >= width:
+                return None
+            tables[row * width + page] = request.pages[page]
+            if known:
+                cells[row] = request.tokens[begin]
             cells[row + count] = begin
             cells[row + 2 * count] = chunk.end
-        return True
+        return side.batch
+
+    def turn(self) -> None:
+        """The step that `advance` has written is the one that runs now."""
+        self._now, self._other = self._other, self._now

@@ -94,6 +94,8 @@ class Model:
     norm: Weight
     head: Weight
     layer_forward: LayerForward
+    variant: str = ""
+    """What was done to the weights since they were read (see `quantise`), as a word for names and identities."""
 
     @property
     def attentions(self) -> tuple[Attention, ...]:

@@ -12,6 +12,7 @@ from tailrace.models.checkpoint import Checkpoint
 from tailrace.models.decoder import ModelConfig
 from tailrace.models.files.mapped import stored_bytes
 from tailrace.models.load import load_model
+from tailrace.models.quantise import quantise, rounded
 
 
 @dataclass(frozen=True)
@@ -27,23 +28,30 @@ class ModelInfo:
     active_parameters: int
     """Parameters that one token is multiplied with. All of a dense model's, the embedding counted once."""
     weight_bytes: int
+    """Of the weights as they are computed with."""
+    stored_bytes: int
+    """Of the weights in the model's files: what `weight_bytes` is, unless some are quantised at load."""
+    quantised: int
+    """Matrices that are quantised at load."""
     kv_bytes_per_token: int
     kv_bytes_per_context: int
     formats: dict[Format, tuple[int, int]]
-    """Tensors and bytes of each stored format, most bytes first."""
+    """Tensors and bytes of each format that is computed with, most bytes first."""
 
 
-def describe(checkpoint: Checkpoint) -> ModelInfo:
-    """What `tailrace info` prints. Raises ModelError as `load_model` does."""
-    model = load_model(checkpoint)
+def describe(checkpoint: Checkpoint, quantize: str | None = None) -> ModelInfo:
+    """What `tailrace info` prints, of the model as it is stored or with its float matrices quantised (`int8`, `int4`).
+    Raises ModelError as `load_model` and `quantise` do."""
+    stored = load_model(checkpoint)
+    model = quantise(stored, quantize) if quantize else stored
     config = model.config
     tensors: Counter[Format] = Counter()
-    stored: Counter[Format] = Counter()
+    sizes: Counter[Format] = Counter()
     parameters = 0
     for weight in model.weights():
         parameters += prod(weight.shape)
         tensors[weight.format] += 1
-        stored[weight.format] += stored_bytes(weight.format, weight.shape)
+        sizes[weight.format] += stored_bytes(weight.format, weight.shape)
     layer_bytes = 2 * config.kv_heads * config.head_dim * 2
     kept = [min(config.max_context, window or config.max_context) for window in config.windows]
     return ModelInfo(
@@ -53,8 +61,10 @@ def describe(checkpoint: Checkpoint) -> ModelInfo:
         config=config,
         parameters=parameters,
         active_parameters=parameters,
-        weight_bytes=stored.total(),
+        weight_bytes=sizes.total(),
+        stored_bytes=sum(stored_bytes(weight.format, weight.shape) for weight in stored.weights()),
+        quantised=sum(1 for _ in rounded(model)),
         kv_bytes_per_token=layer_bytes * config.layers,
         kv_bytes_per_context=layer_bytes * sum(kept),
-        formats={kind: (tensors[kind], size) for kind, size in stored.most_common()},
+        formats={kind: (tensors[kind], size) for kind, size in sizes.most_common()},
     )

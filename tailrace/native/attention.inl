@@ -23,6 +23,16 @@ struct Pages {
     const uint16_t *value(int64_t page) const {
         return a.values + (int64_t(table[page]) * a.kv_heads + kv_head) * padded_dim(a.head_dim) * PAGE;
     }
+    // Brings a piece closer: its pages lie apart, so the core does not see them coming.
+    void fetch(int64_t piece, int64_t end) const {
+        const int64_t first = piece * (SPLIT / PAGE), last = (end + PAGE - 1) / PAGE;
+        const int lines = a.head_dim * PAGE / 32;
+        for (int64_t page = first; page < last && page < first + SPLIT / PAGE; page++) {
+            const uint16_t *k = key(page), *v = value(page);
+            for (int i = 0; i < lines; i++) __builtin_prefetch(k + i * 32, 0, 3);
+            for (int i = 0; i < lines; i++) __builtin_prefetch(v + i * 32, 0, 3);
+        }
+    }
 };
 
 // Scores of R rows against P pages: s[r][p * 16 + lane] = scale * dot(q[r], key). `stride`: floats between rows of q.
@@ -201,8 +211,10 @@ void attend(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t firs
     running.clear(rows, result, dim);
     const Pages pages{a, s.table, kv_head};
     const int64_t end = s.context + first + count;
+    if (rows <= ROWS_AT_ONCE) pages.fetch(lo[0] / SPLIT, end);
     for (int64_t p = lo[0] / SPLIT; p * SPLIT < end; p++) {
         const PieceView v = piece_view(p, end);
+        if (rows <= ROWS_AT_ONCE) pages.fetch(p + 1, end);
         const int64_t page0 = v.begin / PAGE;
         if (rows > ROWS_AT_ONCE) { // widen once, use for all
             for (int64_t i = 0; i < v.pages; i++) {
@@ -236,8 +248,10 @@ void attend_pieces(const AttentionArgs &a, const Sequence &s, int kv_head, int64
     float max[MAX_ROWS], sum[MAX_ROWS];
     gather_queries(a, s, kv_head, query, 1, q, lo, hi);
     const Pages pages{a, s.table, kv_head};
+    pages.fetch(from, hi[0]);
     for (int64_t p = from; p < to; p++) {
         const PieceView v = piece_view(p, hi[0]);
+        if (p + 1 < to) pages.fetch(p + 1, hi[0]);
         const int64_t page0 = v.begin / PAGE;
         piece_all(
             q, group, a.head_dim, dim, a.scale, v, [&](int64_t i, int d) { return f_load_split(pages.key(page0 + i) + d * PAGE); },

@@ -12,18 +12,22 @@ constexpr int INT_ROWS = 8, FLOAT_ROWS = 6;
 constexpr int INT_ROWS = 4, FLOAT_ROWS = 3;
 #endif
 
-constexpr int PREFETCH = 4096; // bytes ahead of the block that is multiplied, where weights are read once
+constexpr int PREFETCH = 1024; // bytes ahead of the block that is multiplied, where weights are read once
 
 template <bool WIDE> inline F load_scales(const uint8_t *p) {
     if constexpr (WIDE) return f_load(reinterpret_cast<const float *>(p));
     else return f_load_f16(reinterpret_cast<const uint16_t *>(p));
 }
 
-inline void write_out(const Output &out, int64_t row, int64_t tile, F acc) {
-    float *p = out.data + row * out.ld + tile * LANES;
-    if (out.bias) acc = acc + f_load(out.bias + tile * LANES);
+inline void write_out(const Output &out, int64_t row, F acc) {
+    float *p = out.data + row * out.ld;
+    if (out.bias) acc = acc + f_load(out.bias);
     if (out.accumulate) acc = f_load(p) + acc;
     f_store(p, acc);
+}
+
+void place(const float *from, int64_t rows, const Output &out) {
+    for (int64_t r = 0; r < rows; r++) write_out(out, r, f_load(from + r * LANES));
 }
 
 template <bool WIDE, Min MIN, int R>
@@ -38,9 +42,9 @@ inline void add_block(F (&acc)[R], const I (&sums)[R], const uint8_t *scales, co
     }
 }
 
-// R rows of four-bit weights. UNPACKED: `groups` holds the tile's groups, a byte each; else they are taken from nibbles.
+// R rows of four-bit weights, written from row `to` of the output on. UNPACKED: `groups` holds the tile's groups, a byte each; else they are taken from nibbles.
 template <bool WIDE, Min MIN, int R, bool UNPACKED>
-__attribute__((noinline)) void rows_i4(const Packed &w, int64_t tile, const uint8_t *groups, const Quantised &x, int64_t row, const Output &out) {
+__attribute__((noinline)) void rows_i4(const Packed &w, int64_t tile, const uint8_t *groups, const Quantised &x, int64_t row, const Output &out, int64_t to) {
     const int64_t blocks = w.k / 32;
     const size_t step = w.block_bytes();
     const uint8_t *p = w.data + size_t(tile) * w.tile_bytes();
@@ -68,11 +72,11 @@ __attribute__((noinline)) void rows_i4(const Packed &w, int64_t tile, const uint
         for (int r = 0; r < R; r++) sums[r] = dot[r].finish(0);
         add_block<WIDE, MIN, R>(acc, sums, p + 256, d, ds, b, b);
     }
-    for (int r = 0; r < R; r++) write_out(out, row + r, tile, acc[r]);
+    for (int r = 0; r < R; r++) write_out(out, to + r, acc[r]);
 }
 
 template <bool WIDE, Min MIN, int BLOCK, int R>
-__attribute__((noinline)) void rows_i8(const Packed &w, int64_t tile, const Quantised &x, int64_t row, const Output &out) {
+__attribute__((noinline)) void rows_i8(const Packed &w, int64_t tile, const Quantised &x, int64_t row, const Output &out, int64_t to) {
     const int64_t blocks = w.k / BLOCK;
     const size_t step = w.block_bytes();
     const uint8_t *p = w.data + size_t(tile) * w.tile_bytes();
@@ -102,7 +106,7 @@ __attribute__((noinline)) void rows_i8(const Packed &w, int64_t tile, const Quan
         }
         add_block<WIDE, MIN, R>(acc, sums, p + w.payload(), d, ds, b * BLOCK / 32, b);
     }
-    for (int r = 0; r < R; r++) write_out(out, row + r, tile, acc[r]);
+    for (int r = 0; r < R; r++) write_out(out, to + r, acc[r]);
 }
 
 // Calls f<R>() for R = rows, one of 1..MAX.
@@ -116,7 +120,7 @@ template <int MAX, class Call> inline void with_rows(int64_t rows, Call &&call) 
 template <bool WIDE, Min MIN>
 void tile_i4(const Packed &w, int64_t tile, const Quantised &x, int64_t row0, int64_t rows, const Output &out, uint8_t *scratch) {
     if (rows <= INT_ROWS) { // unpacking on the way is cheaper than keeping the nibbles unpacked
-        with_rows<INT_ROWS>(rows, [&]<int R>() { rows_i4<WIDE, MIN, R, false>(w, tile, nullptr, x, row0, out); });
+        with_rows<INT_ROWS>(rows, [&]<int R>() { rows_i4<WIDE, MIN, R, false>(w, tile, nullptr, x, row0, out, 0); });
         return;
     }
     const uint8_t *p = w.data + size_t(tile) * w.tile_bytes();
@@ -127,13 +131,13 @@ void tile_i4(const Packed &w, int64_t tile, const Quantised &x, int64_t row0, in
             w_store(scratch + size_t(b) * 512 + 256 + 64 * g, w_high(both));
         }
     for (int64_t r = 0; r < rows; r += INT_ROWS)
-        with_rows<INT_ROWS>(rows - r, [&]<int R>() { rows_i4<WIDE, MIN, R, true>(w, tile, scratch, x, row0 + r, out); });
+        with_rows<INT_ROWS>(rows - r, [&]<int R>() { rows_i4<WIDE, MIN, R, true>(w, tile, scratch, x, row0 + r, out, r); });
 }
 
 template <bool WIDE, Min MIN, int BLOCK>
 void tile_i8(const Packed &w, int64_t tile, const Quantised &x, int64_t row0, int64_t rows, const Output &out) {
     for (int64_t r = 0; r < rows; r += INT_ROWS)
-        with_rows<INT_ROWS>(rows - r, [&]<int R>() { rows_i8<WIDE, MIN, BLOCK, R>(w, tile, x, row0 + r, out); });
+        with_rows<INT_ROWS>(rows - r, [&]<int R>() { rows_i8<WIDE, MIN, BLOCK, R>(w, tile, x, row0 + r, out, r); });
 }
 
 void gemm_int(const Packed &w, int64_t tile, const Quantised &x, int64_t row0, int64_t rows, const Output &out, uint8_t *scratch) {
@@ -161,7 +165,7 @@ template <Kind KIND> inline F load_weights(const uint8_t *tile, int64_t k) {
 
 // Two sums, over even and odd inputs: enough independent chains for one row, and the same result for any number of rows.
 template <Kind KIND, int R>
-void rows_float(const Packed &w, int64_t tile, const float *x, int64_t ldx, int64_t row, const Output &out) {
+void rows_float(const Packed &w, int64_t tile, const float *x, int64_t ldx, int64_t row, const Output &out, int64_t to) {
     const uint8_t *p = w.data + size_t(tile) * w.tile_bytes();
     F even[R], odd[R];
     for (int r = 0; r < R; r++) even[r] = odd[r] = f_zero();
@@ -172,13 +176,13 @@ void rows_float(const Packed &w, int64_t tile, const float *x, int64_t ldx, int6
         const F b = load_weights<KIND>(p, k + 1);
         for (int r = 0; r < R; r++) odd[r] = f_fma(f_set1(xr[r * ldx + k + 1]), b, odd[r]);
     }
-    for (int r = 0; r < R; r++) write_out(out, row + r, tile, even[r] + odd[r]);
+    for (int r = 0; r < R; r++) write_out(out, to + r, even[r] + odd[r]);
 }
 
 template <Kind KIND>
 void tile_float(const Packed &w, int64_t tile, const float *x, int64_t ldx, int64_t row0, int64_t rows, const Output &out) {
     for (int64_t r = 0; r < rows; r += FLOAT_ROWS)
-        with_rows<FLOAT_ROWS>(rows - r, [&]<int R>() { rows_float<KIND, R>(w, tile, x, ldx, row0 + r, out); });
+        with_rows<FLOAT_ROWS>(rows - r, [&]<int R>() { rows_float<KIND, R>(w, tile, x, ldx, row0 + r, out, r); });
 }
 
 void gemm_float(const Packed &w, int64_t tile, const float *x, int64_t ldx, int64_t row0, int64_t rows, const Output &out) {

@@ -1,4 +1,4 @@
-// What a kernel build (portable, AVX2, AVX-512) offers to the program that replays a model's operations.
+// What a kernel build (portable, AVX2, AVX-512, NEON) offers to the program that replays a model's operations.
 #pragma once
 
 #include <cstddef>
@@ -54,9 +54,9 @@ struct Quantised {
 };
 
 struct Output {
-    float *data;         // [rows, ld], at the first column of the matrix
+    float *data;         // [rows, ld], at the first row and the tile's first column
     int64_t ld;
-    const float *bias;   // [n] or null
+    const float *bias;   // the tile's sixteen, or null
     bool accumulate;     // add to what is there (residual)
 };
 
@@ -120,6 +120,10 @@ struct Kernels {
     void (*gemm_float)(const Packed &w, int64_t tile, const float *x, int64_t ldx, int64_t row0, int64_t rows, const Output &out);
     void (*embed)(const Packed &table, int64_t token, float *out, int64_t width);
     void (*quantise)(const float *x, int64_t row, const Quantised &out);
+    // What a product of one tile is turned into where it was computed aside: [rows][16] to its place, as `Output` says.
+    void (*place)(const float *from, int64_t rows, const Output &out);
+    // silu(gate) * up for a block of 32 columns, rounded: two tiles [2][rows][16] of each, rows [row0, row0 + rows) of out.
+    void (*gate_block)(const float *gate, const float *up, int64_t rows, int64_t row0, int64_t block, const Quantised &out);
     void (*rms_norm)(const float *x, const float *weight, float eps, int64_t width, float *out);
     void (*rotate)(float *x, const float *cos, const float *sin, int64_t half, int64_t head_dim);
     void (*store_kv)(const float *k, const float *v, int64_t slot, int kv_heads, int head_dim, uint16_t *keys, uint16_t *values);
@@ -143,7 +147,9 @@ TR_INLINE size_t attention_scratch(int64_t rows, int head_dim) {
 }
 
 const Kernels *kernels_portable();
-const Kernels *kernels_avx2();    // null where the build has none
+const Kernels *kernels_avx2();    // x86 only
 const Kernels *kernels_avx512();
+const Kernels *kernels_neon();    // AArch64 only
+const Kernels *kernels_dotprod();
 
 } // namespace tailrace

@@ -12,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "builds.h"
 #include "ceilings.h"
 #include "kernels.h"
 #include "pack.h"
@@ -27,47 +28,6 @@ template <class T> using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb
 template <class T> using In2 = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 template <class T> using Out = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T> using Out2 = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-bool cpu_has(const std::string &name) {
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (name == "avx2") return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-#if defined(TR_EMULATE)
-    if (name == "avx512") return cpu_has("avx2");
-#endif
-    if (name == "avx512")
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && cpu_has("avx2");
-#endif
-    return name == "portable";
-}
-
-const Kernels *built(const std::string &name) {
-    if (name == "portable") return kernels_portable();
-#if defined(TR_HAVE_X86)
-    if (name == "avx2") return kernels_avx2();
-    if (name == "avx512") return kernels_avx512();
-#endif
-    return nullptr;
-}
-
-// Kernel builds that this machine can run, best first.
-std::vector<std::string> available() {
-    std::vector<std::string> names;
-    for (const char *name : {"avx512", "avx2", "portable"})
-        if (built(name) && cpu_has(name)) names.emplace_back(name);
-    return names;
-}
-
-const Kernels *chosen(const std::string &name) {
-    const auto names = available();
-    if (std::find(names.begin(), names.end(), name) == names.end()) {
-        std::string list;
-        for (const auto &n : names) list += (list.empty() ? "" : ", ") + n;
-        throw std::invalid_argument("kernels '" + name + "' cannot run on this machine; it can run: " + list);
-    }
-    return built(name);
-}
 
 void want(bool ok, const char *what) {
     if (!ok) throw std::invalid_argument(what);
@@ -174,10 +134,16 @@ class Recorder {
         for (const auto &[weight, out, column, bias] : segments) s.push_back({weight, out, bias, column});
         program_.linear(x, s, accumulate);
     }
+    void gate(int x, const std::tuple<int, int> &gate, const std::tuple<int, int> &up, int out) {
+        const auto [gate_weight, gate_bias] = gate;
+        const auto [up_weight, up_bias] = up;
+        program_.gate(x, {gate_weight, -1, gate_bias, 0}, {up_weight, -1, up_bias, 0}, out);
+    }
     Program &program() { return program_; }
 
-    void run(In<int32_t> tokens, In<int32_t> starts, In<int32_t> context, In2<int32_t> tables, In<int32_t> wanted, nb::dict sampling,
-             Out<int32_t> token, Out<float> logprob, Out2<int32_t> top_token, Out2<float> top_logprob, nb::object logits) {
+    // The arrays are used until `wait` returns: their owner keeps them. None is converted, so they are the owner's own.
+    Step step_of(In<int32_t> tokens, In<int32_t> starts, In<int32_t> context, In2<int32_t> tables, In<int32_t> wanted, nb::dict sampling,
+                Out<int32_t> token, Out<float> logprob, Out2<int32_t> top_token, Out2<float> top_logprob, nb::object logits) {
         Step s{};
         s.count = int64_t(tokens.size());
         s.sequences = int64_t(context.size());
@@ -204,12 +170,25 @@ class Recorder {
         }
         s.token = token.data(), s.logprob = logprob.data(), s.top_token = top_token.data(), s.top_logprob = top_logprob.data();
         if (!logits.is_none()) {
-            auto l = nb::cast<Out2<float>>(logits);
+            auto l = nb::cast<Out2<float>>(logits, false);
             want(int64_t(l.shape(0)) == s.wanted_count && int64_t(l.shape(1)) == vocab_, "logits have the wrong shape");
             s.logits = l.data();
         }
+        return s;
+    }
+    template <class... Args> void launch(Args... args) { program_.launch(step_of(args...)); }
+    void chain(Out<int32_t> tokens, In<int32_t> starts, In<int32_t> context, In2<int32_t> tables, In<int32_t> wanted, nb::dict sampling,
+               Out<int32_t> token, Out<float> logprob, Out2<int32_t> top_token, Out2<float> top_logprob, In<int32_t> end_start,
+               In<int32_t> ends) {
+        const Step s = step_of(In<int32_t>(tokens), starts, context, tables, wanted, sampling, token, logprob, top_token, top_logprob, nb::none());
+        want(int64_t(end_start.size()) == s.wanted_count + 1 && end_start.data()[0] == 0 && end_start.data()[s.wanted_count] == int32_t(ends.size()),
+             "ends must have a run for each row");
+        for (int64_t i = 0; i < s.wanted_count; i++) want(end_start.data()[i] <= end_start.data()[i + 1], "ends must have a run for each row");
+        program_.chain(s, tokens.data(), {end_start.data(), end_start.data() + end_start.size()}, {ends.data(), ends.data() + ends.size()});
+    }
+    bool wait() {
         nb::gil_scoped_release release;
-        program_.run(s);
+        return program_.wait();
     }
 
   private:
@@ -234,7 +213,7 @@ class Recorder {
             want(s.wanted[i] >= 0 && s.wanted[i] < s.count && (i == 0 || s.wanted[i] > s.wanted[i - 1]), "wanted rows must ascend within the step");
     }
     template <class T> int64_t take(const nb::dict &d, const char *name, const T *&out, int64_t size) {
-        auto a = nb::cast<In<T>>(d[name]);
+        auto a = nb::cast<In<T>>(d[name], false);
         if (size >= 0) want(int64_t(a.size()) == size, name);
         out = a.data();
         return int64_t(a.size());
@@ -249,10 +228,10 @@ class Recorder {
         for (int64_t i = 0; i < rows; i++) want(starts[i] <= starts[i + 1], start);
     }
 
+    nb::list keep_; // arrays that the program reads: outlives its threads
     Program program_;
     int64_t vocab_, max_sequences_, table_rows_ = 0, pages_ = 0;
     std::vector<int64_t> rows_;
-    nb::list keep_;
 };
 
 } // namespace
@@ -289,9 +268,18 @@ NB_MODULE(_kernels, m) {
         .def("add", [](Recorder &r, int a, int b, int64_t width, int out) { r.program().add(a, b, width, out); })
         .def("select", [](Recorder &r, int x, int64_t width) { return r.program().select(x, width); })
         .def("sample", [](Recorder &r, int logits) { r.program().sample(logits); })
-        .def("run", &Recorder::run, nb::arg("tokens"), nb::arg("starts"), nb::arg("context"), nb::arg("tables"), nb::arg("wanted"),
-             nb::arg("sampling"), nb::arg("token"), nb::arg("logprob"), nb::arg("top_token"), nb::arg("top_logprob"),
-             nb::arg("logits").none())
+        .def("gate", &Recorder::gate)
+        .def("launch", &Recorder::launch<In<int32_t>, In<int32_t>, In<int32_t>, In2<int32_t>, In<int32_t>, nb::dict, Out<int32_t>, Out<float>,
+                                         Out2<int32_t>, Out2<float>, nb::object>, nb::arg("tokens").noconvert(), nb::arg("starts").noconvert(), nb::arg("context").noconvert(),
+             nb::arg("tables").noconvert(), nb::arg("wanted").noconvert(), nb::arg("sampling"), nb::arg("token").noconvert(),
+             nb::arg("logprob").noconvert(), nb::arg("top_token").noconvert(), nb::arg("top_logprob").noconvert(), nb::arg("logits").none())
+        .def("chain", &Recorder::chain, nb::arg("tokens").noconvert(), nb::arg("starts").noconvert(), nb::arg("context").noconvert(),
+             nb::arg("tables").noconvert(), nb::arg("wanted").noconvert(), nb::arg("sampling"), nb::arg("token").noconvert(),
+             nb::arg("logprob").noconvert(), nb::arg("top_token").noconvert(), nb::arg("top_logprob").noconvert(),
+             nb::arg("end_start").noconvert(), nb::arg("ends").noconvert())
+        .def("hold", [](Recorder &r, bool on) { r.program().hold(on); })
+        .def("wait", &Recorder::wait)
+        .def_prop_ro("redone", [](Recorder &r) { return r.program().redone(); })
         .def("profile", [](Recorder &r, bool on) { r.program().profile(on); })
         .def("profiled", [](Recorder &r) { return r.program().profiled(); })
         .def_prop_ro("threads", [](Recorder &r) { return r.program().threads(); })

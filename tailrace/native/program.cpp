@@ -13,8 +13,13 @@ namespace {
 constexpr int SPIN = 2000;           // turns of waiting before a thread parks
 constexpr int AHEAD = 512;           // cache lines of the next weights that a waiting thread fetches
 constexpr int64_t FEW_ROWS = 4;      // rows up to which a step is bound by memory
+constexpr int64_t ASIDE_ROWS = 32;   // rows up to which products are computed aside
+constexpr int64_t PANEL = 128;       // rows of one task of a product: their activations stay in the core's cache
+constexpr int64_t MOST_TILES = 16;   // tiles of one task of a product
+constexpr int64_t PATIENCE = 15000;   // nanoseconds, besides two tasks' time, before a waiting thread takes over a task
 constexpr int64_t SLAB = 64;         // wanted rows whose logits are held at once
 constexpr int64_t QUERY_ROWS = 48;   // (query, head) rows of one attention task
+constexpr int64_t LITTLE_PIECES = 16; // KV pieces, over all sequences, that one thread merges while the others wait
 constexpr int64_t PIECES_A_TASK = 2; // KV pieces of one task where a few sequences decode alone
 
 int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
@@ -27,7 +32,7 @@ int64_t now_ns() {
 
 Program::Program(const Kernels *kernels, int threads, int64_t max_tokens, int64_t max_sequences, int64_t vocab, int64_t vocab_limit)
     : k_(kernels), threads_(std::max(1, threads)), max_tokens_(max_tokens), max_sequences_(max_sequences), slab_(std::min(SLAB, max_tokens)),
-      vocab_(vocab), vocab_limit_(std::min(vocab, vocab_limit)), scratch_(size_t(threads_)), owner_(size_t(max_tokens)),
+      vocab_(vocab), vocab_limit_(std::min(vocab, vocab_limit)), scratch_(size_t(threads_)), aside_(size_t(threads_)), owner_(size_t(max_tokens)),
       position_(size_t(max_tokens)), pool_(threads_, [this](int thread) { replay(thread, number_.load()); }) {}
 
 Program::~Program() {
@@ -140,7 +145,7 @@ void Program::attention(int q, int64_t q_column, int k, int64_t k_column, int v,
     while (op.plan < plans_.size() && (plans_[op.plan].heads != heads || plans_[op.plan].kv_heads != kv_heads ||
                                        plans_[op.plan].head_dim != head_dim || plans_[op.plan].window != window))
         op.plan++;
-    if (op.plan == plans_.size()) plans_.push_back({heads, kv_heads, head_dim, window, {}, {}, false});
+    if (op.plan == plans_.size()) plans_.push_back({heads, kv_heads, head_dim, window, {}, {}, 0, false});
     ops_.push_back(op);
     op.code = Code::Merge;
     ops_.push_back(op);
@@ -152,6 +157,19 @@ void Program::silu_mul(int gate, int64_t gate_column, int up, int64_t up_column,
     Op op{Code::Silu};
     op.x = gate, op.xc = gate_column, op.y = up, op.yc = up_column, op.width = width, op.out = out, op.flag = quantise;
     if (quantise) need_quantised(out);
+    ops_.push_back(op);
+}
+
+void Program::gate(int x, const Segment &gate, const Segment &up, int out) {
+    Op op{Code::Gate};
+    op.x = x, op.out = out, op.segments = {gate, up};
+    need_quantised(out);
+    const Packed &g = weights_.at(size_t(gate.weight)), &u = weights_.at(size_t(up.weight));
+    if (g.n != u.n || g.n % QBLOCK || g.n != buffers_.at(size_t(out)).ld) throw std::invalid_argument("gate and up must have the output's width");
+    for (const Packed *w : {&g, &u})
+        if (w->k > buffers_.at(size_t(x)).ld || (w->integer() && (!buffers_[size_t(x)].quantised.q || w->k != buffers_[size_t(x)].ld)))
+            throw std::invalid_argument("gate and up must have the input's width, rounded where they are integer");
+    op.tiles = g.n / QBLOCK;
     ops_.push_back(op);
 }
 
@@ -186,6 +204,7 @@ Sequence Program::sequence(int64_t s) const {
 void Program::plan_attention(AttentionPlan &plan) {
     plan.units.clear();
     plan.merge_offset.clear();
+    plan.most_pieces = 0;
     const int64_t group = plan.heads / plan.kv_heads, per_task = std::max<int64_t>(1, QUERY_ROWS / group);
     plan.split = step_.count == step_.sequences && step_.sequences * plan.kv_heads < 3 * threads_;
     int64_t offset = 0;
@@ -193,6 +212,7 @@ void Program::plan_attention(AttentionPlan &plan) {
         const Sequence q = sequence(s);
         const int64_t end = q.context + q.count, pieces = (end + SPLIT - 1) / SPLIT;
         const int64_t lo = plan.window > 0 && end > plan.window ? (end - plan.window) / SPLIT : 0;
+        plan.most_pieces = std::max(plan.most_pieces, pieces - lo);
         for (int h = 0; h < plan.kv_heads; h++) {
             if (plan.split) {
                 plan.merge_offset.push_back(offset);
@@ -210,12 +230,18 @@ void Program::plan_attention(AttentionPlan &plan) {
 
 int64_t Program::chunk_rows(int64_t rows) const { return std::max<int64_t>(1, std::min<int64_t>(8, rows / (threads_ * 4))); }
 
+int64_t Program::chunk_tiles(const Op &op) const {
+    const int64_t most = op.code == Code::Gate ? MOST_TILES / 4 : MOST_TILES;
+    return std::max<int64_t>(1, std::min<int64_t>(most, op.tiles / (threads_ * 8)));
+}
+
 // Number of tasks of an operation over `rows` rows.
 int64_t Program::prepare(const Op &op, int64_t rows) {
     switch (op.code) {
-    case Code::Linear: {
-        const int64_t chunk = std::max<int64_t>(1, std::min<int64_t>(16, op.tiles / (threads_ * 8)));
-        return (op.tiles + chunk - 1) / chunk;
+    case Code::Linear:
+    case Code::Gate: {
+        const int64_t chunk = chunk_tiles(op);
+        return (op.tiles + chunk - 1) / chunk * ((rows + PANEL - 1) / PANEL);
     }
     case Code::Attend: return int64_t(plans_[op.plan].units.size());
     case Code::Merge: return plans_[op.plan].split ? step_.sequences * op.kv_heads : 0;
@@ -227,6 +253,13 @@ int64_t Program::prepare(const Op &op, int64_t rows) {
     }
 }
 
+// Panel by panel, so that all threads work on the same rows.
+Program::Share Program::share(const Op &op, int64_t rows, int64_t task) const {
+    const int64_t chunk = chunk_tiles(op), chunks = (op.tiles + chunk - 1) / chunk;
+    const int64_t from = task % chunks * chunk, row = task / chunks * PANEL;
+    return {from, std::min(op.tiles, from + chunk), row, std::min(PANEL, rows - row)};
+}
+
 AttentionArgs Program::arguments(const Op &op) {
     const Cache &c = caches_[size_t(op.pool)];
     const Buffer &q = buffers_[size_t(op.x)], &out = buffers_[size_t(op.out)];
@@ -234,23 +267,88 @@ AttentionArgs Program::arguments(const Op &op) {
             c.keys, c.values};
 }
 
-void Program::work_linear(const Op &op, int64_t task, int64_t rows, int thread) {
-    const int64_t chunk = std::max<int64_t>(1, std::min<int64_t>(16, op.tiles / (threads_ * 8)));
-    const Buffer &x = buffers_[size_t(op.x)];
-    const int64_t from = task * chunk, to = std::min(op.tiles, from + chunk);
-    int64_t base = 0;
+void Program::product(const Packed &w, int64_t tile, const Buffer &x, int64_t row, int64_t rows, const Output &out, int thread) {
+    if (w.integer()) k_->gemm_int(w, tile, x.quantised, row, rows, out, reinterpret_cast<uint8_t *>(scratch_[size_t(thread)].data()));
+    else k_->gemm_float(w, tile, x.data.data(), x.ld, row, rows, out);
+}
+
+Output Program::target(const Op &op, const Segment &s, int64_t tile, int64_t at) {
+    const float *bias = s.bias >= 0 ? vectors_[size_t(s.bias)].data() + tile * LANES : nullptr;
+    return {row(s.out, at) + s.column + tile * LANES, buffers_[size_t(s.out)].ld, bias, op.flag};
+}
+
+// Where the thread's lane of a product begins to read.
+const uint8_t *Program::first_weights(size_t i, int thread) const {
+    const Stage &stage = stages_[i];
+    const Op &op = *stage.first;
+    int64_t tile = share(op, stage.rows, stage.begin(uint32_t(thread) % stage.lanes)).from * (op.code == Code::Gate ? 2 : 1);
     for (const Segment &s : op.segments) {
         const Packed &w = weights_[size_t(s.weight)];
-        const int64_t tiles = w.n / LANES;
-        for (int64_t t = std::max(from, base); t < std::min(to, base + tiles); t++) {
-            Buffer &o = buffers_[size_t(s.out)];
-            const Output out{o.data.data() + s.column, o.ld, s.bias >= 0 ? vectors_[size_t(s.bias)].data() : nullptr, op.flag};
-            if (w.integer())
-                k_->gemm_int(w, t - base, x.quantised, 0, rows, out, reinterpret_cast<uint8_t *>(scratch_[size_t(thread)].data()));
-            else k_->gemm_float(w, t - base, x.data.data(), x.ld, 0, rows, out);
-        }
-        base += tiles;
+        if (tile < w.n / LANES) return w.data + size_t(tile) * w.tile_bytes();
+        tile -= w.n / LANES;
     }
+    return nullptr;
+}
+
+// False where another thread has put the task's result in place.
+bool Program::work_linear(const Stage &stage, Progress &p, int64_t task, uint32_t step, int thread) {
+    const Op &op = *stage.first;
+    const Buffer &x = buffers_[size_t(op.x)];
+    const Share share = this->share(op, stage.rows, task);
+    float *aside = aside_[size_t(thread)].data();
+    const auto each_tile = [&](auto &&call) {
+        int64_t base = 0;
+        for (const Segment &s : op.segments) {
+            const Packed &w = weights_[size_t(s.weight)];
+            const int64_t tiles = w.n / LANES;
+            for (int64_t t = std::max(share.from, base); t < std::min(share.to, base + tiles); t++)
+                call(s, w, t - base, aside + (t - share.from) * share.rows * LANES);
+            base += tiles;
+        }
+    };
+    if (!stage.aside) {
+        each_tile([&](const Segment &s, const Packed &w, int64_t tile, float *) {
+            product(w, tile, x, share.row, share.rows, target(op, s, tile, share.row), thread);
+        });
+        return true;
+    }
+    each_tile([&](const Segment &, const Packed &w, int64_t tile, float *out) {
+        product(w, tile, x, share.row, share.rows, {out, LANES, nullptr, false}, thread);
+    });
+    if (!claim(p, task, step)) return false;
+    each_tile([&](const Segment &s, const Packed &, int64_t tile, float *from) { k_->place(from, share.rows, target(op, s, tile, share.row)); });
+    return true;
+}
+
+bool Program::work_gate(const Stage &stage, Progress &p, int64_t task, uint32_t step, int thread) {
+    const Op &op = *stage.first;
+    const Buffer &x = buffers_[size_t(op.x)];
+    const Quantised &out = buffers_[size_t(op.out)].quantised;
+    const Share share = this->share(op, stage.rows, task);
+    const int64_t tile_floats = share.rows * LANES;
+    float *aside = aside_[size_t(thread)].data();
+    const auto tile_of = [&](int64_t i, int64_t tile, float *at) { // i: gate or up
+        const Segment &s = op.segments[size_t(i)];
+        const float *bias = s.bias >= 0 ? vectors_[size_t(s.bias)].data() + tile * LANES : nullptr;
+        product(weights_[size_t(s.weight)], tile, x, share.row, share.rows, {at, LANES, bias, false}, thread);
+    };
+    if (!stage.aside) {
+        for (int64_t block = share.from; block < share.to; block++) {
+            for (int64_t i = 0; i < 4; i++) tile_of(i / 2, block * 2 + i % 2, aside + i * tile_floats);
+            k_->gate_block(aside, aside + 2 * tile_floats, share.rows, share.row, block, out);
+        }
+        return true;
+    }
+    // each matrix in one run, since memory likes that
+    const int64_t tiles = (share.to - share.from) * 2;
+    float *up = aside + tiles * tile_floats;
+    const Packed &next = weights_[size_t(op.segments[1].weight)];
+    for (size_t line = 0; line < 64; line++) __builtin_prefetch(next.data + size_t(share.from) * 2 * next.tile_bytes() + line * 64, 0, 2);
+    for (int64_t i = 0; i < 2 * tiles; i++) tile_of(i / tiles, share.from * 2 + i % tiles, aside + i * tile_floats);
+    if (!claim(p, task, step)) return false;
+    for (int64_t block = share.from; block < share.to; block++, aside += 2 * tile_floats, up += 2 * tile_floats)
+        k_->gate_block(aside, up, share.rows, share.row, block, out);
+    return true;
 }
 
 void Program::work_attend(const Op &op, int64_t task, int thread) {
@@ -309,16 +407,28 @@ void Program::work_sample(const Op &op, int64_t r, int64_t first_wanted, int thr
     step_.logprob[w] = s.logprob;
 }
 
-void Program::work(const Stage &s, int64_t task, int thread) {
+// False where the task was computed for nothing: another thread had done so.
+bool Program::work(const Stage &s, Progress &p, int64_t task, uint32_t step, int thread) {
     switch (s.first->code) {
-    case Code::Linear: return work_linear(*s.first, task, s.rows, thread);
-    case Code::Attend: return work_attend(*s.first, task, thread);
-    case Code::Merge: return work_merge(*s.first, task);
-    case Code::Sample: return work_sample(*s.first, task, s.first_wanted, thread);
+    case Code::Linear: return work_linear(s, p, task, step, thread);
+    case Code::Gate: return work_gate(s, p, task, step, thread);
+    case Code::Attend: work_attend(*s.first, task, thread); return true;
+    case Code::Merge: work_merge(*s.first, task); return true;
+    case Code::Sample: work_sample(*s.first, task, s.first_wanted, thread); return true;
     default: break;
     }
     const int64_t chunk = chunk_rows(s.rows), from = task * chunk, to = std::min(s.rows, from + chunk);
     for (const Op *op = s.first; op <= s.last; op++) work_rows(*op, from, to, s.first_wanted);
+    return true;
+}
+
+void Program::work_after(const Stage &stage) {
+    for (size_t i = stage.after; i < stage.after_end; i++) {
+        const After &a = after_[i];
+        if (a.op->code != Code::Merge) work_rows(*a.op, 0, a.rows, a.first_wanted);
+        else
+            for (int64_t task = 0; task < step_.sequences * a.op->kv_heads; task++) work_merge(*a.op, task);
+    }
 }
 
 // Rows [from, to) of an operation that handles each row by itself.
@@ -368,112 +478,260 @@ void Program::work_rows(const Op &op, int64_t from, int64_t to, int64_t first_wa
     }
 }
 
-// Takes the operation's next task, unless there is none or the step is over.
-bool Program::take(Progress &p, uint32_t step, uint32_t &task) {
-    uint64_t next = p.next.load(std::memory_order_acquire);
-    do {
-        task = static_cast<uint32_t>(next);
-        if (next >> 32 != step || task >= p.tasks.load(std::memory_order_relaxed)) return false;
-    } while (!p.next.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel, std::memory_order_acquire));
-    return true;
+// One more, in this step, of what the counter counts; begins at nothing where the step is new to it. Returns the count
+// before, or `limit` where that is reached or the step is over.
+TR_INLINE uint32_t count_one(std::atomic<uint64_t> &counter, uint32_t step, uint32_t limit) {
+    uint64_t now = counter.load(std::memory_order_acquire);
+    for (;;) {
+        const auto of = static_cast<uint32_t>(now >> 32);
+        const uint32_t count = of == step ? static_cast<uint32_t>(now) : 0;
+        if (static_cast<int32_t>(of - step) > 0 || count >= limit) return limit;
+        if (counter.compare_exchange_weak(now, uint64_t(step) << 32 | (count + 1), std::memory_order_acq_rel, std::memory_order_acquire)) return count;
+    }
 }
 
-// Waits until the operation is complete; false where the step is over already. Where few rows are computed, memory is what
-// takes the time, so whoever waits brings the next weights closer.
-bool Program::finish(Progress &p, uint32_t step) {
-    const uint64_t complete = uint64_t(step) << 32 | p.tasks.load(std::memory_order_relaxed);
-    const uint8_t *ahead = p.ahead.load(std::memory_order_relaxed);
+// Takes the thread's next task, or one of another's; false where there is none left, or the step is over.
+bool Program::take(const Stage &stage, Progress &p, uint32_t step, int thread, uint32_t &task) {
+    for (uint32_t i = 0; i < stage.lanes; i++) {
+        const uint32_t lane = (uint32_t(thread) + i) % stage.lanes, begin = stage.begin(lane), size = stage.begin(lane + 1) - begin;
+        const uint32_t taken = count_one(p.lanes[lane].next, step, size);
+        if (taken == size) continue;
+        task = begin + taken;
+        return true;
+    }
+    return false;
+}
+
+// Whether this thread is the first to have computed the task, and so puts it in place. A task of a step that is over was
+// claimed in it, or in a later one.
+bool Program::claim(Progress &p, int64_t task, uint32_t step) {
+    uint32_t last = p.claims[task].load(std::memory_order_acquire);
+    return static_cast<int32_t>(last - step) < 0 && p.claims[task].compare_exchange_strong(last, step, std::memory_order_acq_rel);
+}
+
+// A task is complete; with a lane's last one the lane is, with the last lane the stage, and what follows it is done.
+void Program::complete(const Stage &stage, Progress &p, uint32_t task, uint32_t step) {
+    const uint32_t lane = stage.lane_of(task), size = stage.begin(lane + 1) - stage.begin(lane);
+    if (count_one(p.lanes[lane].done, step, size) + 1 != size) return;
+    if (count_one(p.done, step, stage.lanes) + 1 != stage.lanes) return;
+    if (stage.after != stage.after_end || stage.closing) {
+        work_after(stage);
+        if (stage.closing) end(step);
+        count_one(p.done, step, stage.lanes + 1);
+    }
+    if (parked_.load() > 0) p.done.notify_all();
+}
+
+// Waits until the stage is complete; false where the step is over already. Where few rows are computed, memory is what
+// takes the time, so whoever waits brings the next weights closer. Tasks that others hold for longer than `patience`
+// nanoseconds are computed again, where that is possible: their threads may not be running.
+bool Program::finish(const Stage &stage, Progress &p, uint32_t step, int thread, int64_t patience) {
+    const uint64_t complete = (uint64_t(step) << 32 | stage.lanes) + (stage.after != stage.after_end || stage.closing);
+    const uint8_t *ahead = stage.ahead < 0 ? nullptr : ahead_[size_t(stage.ahead) * size_t(threads_) + size_t(thread)];
+    const auto over = [&](uint64_t done) { return static_cast<int32_t>(static_cast<uint32_t>(done >> 32) - step) > 0; };
+    int64_t deadline = stage.aside ? now_ns() + patience : 0;
     uint64_t done = p.done.load(std::memory_order_acquire);
-    for (int i = 0; i < SPIN && done != complete && done >> 32 == step; i++) {
+    for (int i = 0; i < SPIN && done != complete && !over(done); i++) {
         if (ahead && i < AHEAD) __builtin_prefetch(ahead + 64 * i, 0, 2);
         relax();
+        if (deadline && i % 16 == 15 && now_ns() > deadline) {
+            deadline = 0;
+            for (uint32_t task = 0; task < stage.tasks; task++)
+                if (static_cast<int32_t>(p.claims[task].load(std::memory_order_acquire) - step) < 0 && work(stage, p, task, step, thread)) {
+                    redone_.fetch_add(1, std::memory_order_relaxed);
+                    this->complete(stage, p, task, step);
+                }
+        }
         done = p.done.load(std::memory_order_acquire);
     }
-    if (done != complete && done >> 32 == step) {
+    if (done != complete && !over(done)) {
         parked_.fetch_add(1);
-        while ((done = p.done.load()) != complete && done >> 32 == step) p.done.wait(done);
+        while ((done = p.done.load()) != complete && !over(done)) p.done.wait(done);
         parked_.fetch_sub(1);
     }
     return done == complete;
 }
 
-// Every thread walks the same list: it takes tasks of an operation until none is left, and goes on when all are complete.
+// Every thread walks the same list: it takes tasks of a stage until none is left, and goes on when all are complete.
 void Program::replay(int thread, uint32_t step) {
+    const uint32_t version = version_.load(std::memory_order_acquire);
     const size_t count = stage_count_.load();
     for (size_t i = 0; i < count; i++) {
         Progress &p = progress_[i];
-        const int64_t begin = profiling_ && thread == 0 ? now_ns() : 0;
+        const Stage stage = stages_[i];
+        std::atomic_thread_fence(std::memory_order_acquire);
+        if (version_.load(std::memory_order_relaxed) != version || version % 2) return; // the step is over; this is another's
+        const bool timed = profiling_ && thread == 0;
+        const int64_t begin = stage.aside || timed ? now_ns() : 0;
+        int64_t own = 0;
         uint32_t task;
-        while (take(p, step, task)) {
-            work(stages_[i], task, thread);
-            const uint64_t done = p.done.fetch_add(1) + 1;
-            if (static_cast<uint32_t>(done) == p.tasks.load(std::memory_order_relaxed) && parked_.load() > 0) p.done.notify_all();
+        while (take(stage, p, step, thread, task)) {
+            own++;
+            if (work(stage, p, task, step, thread)) complete(stage, p, task, step);
         }
-        if (p.next.load(std::memory_order_acquire) >> 32 != step || !finish(p, step)) return;
-        if (begin) profile_[int(stages_[i].first->code)] += now_ns() - begin;
+        const int64_t patience = PATIENCE + (own > 0 && begin ? 2 * (now_ns() - begin) / own : 0);
+        if (!finish(stage, p, step, thread, patience)) return;
+        if (timed) profile_[int(stage.first->code)] += now_ns() - begin;
     }
 }
 
-// Lists the operations of this step that have work, with fresh progress.
-void Program::plan_stages() {
-    if (!progress_) {
-        const size_t slabs = size_t((max_tokens_ + slab_ - 1) / slab_), most = tail_ + slabs * (ops_.size() - tail_);
-        progress_ = std::make_unique<Progress[]>(most);
-        stages_.resize(most); // once: a late thread may still look at it
+// Makes room for the most stages and tasks that any step can have: once, since a late thread may still look at it.
+void Program::size_stages() {
+    const size_t slabs = size_t((max_tokens_ + slab_ - 1) / slab_), most = tail_ + slabs * (ops_.size() - tail_);
+    progress_ = std::make_unique<Progress[]>(most);
+    stages_.resize(most);
+    after_.resize(most);
+    int64_t tasks = 0;
+    for (const Op &op : ops_)
+        if (op.code == Code::Linear || op.code == Code::Gate) tasks = std::max(tasks, prepare(op, std::min(ASIDE_ROWS, max_tokens_)));
+    claims_ = std::make_unique<std::atomic<uint32_t>[]>(size_t(tasks) * most);
+    ahead_.resize(most * size_t(threads_));
+    lanes_ = std::make_unique<Lane[]>(size_t(threads_) * most);
+    for (size_t i = 0; i < most; i++) {
+        progress_[i].claims = claims_.get() + size_t(tasks) * i;
+        progress_[i].lanes = lanes_.get() + size_t(threads_) * i;
     }
-    const uint64_t number = uint64_t(number_.load() + 1) << 32;
-    size_t count = 0;
-    const auto by_row = [](const Op &op) {
-        return op.code != Code::Linear && op.code != Code::Attend && op.code != Code::Merge && op.code != Code::Sample;
+    const int64_t rows = std::min(std::max(ASIDE_ROWS * MOST_TILES, PANEL * 4), max_tokens_ * MOST_TILES);
+    for (auto &a : aside_) a.resize(size_t(rows * LANES));
+}
+
+// Lists the operations of this step that have work. Most steps are like the one before, and find the list as it is.
+void Program::plan_stages() {
+    if (!progress_) size_stages();
+    std::vector<int64_t> asked{step_.count, step_.sequences, step_.wanted_count};
+    for (const AttentionPlan &plan : plans_) asked.insert(asked.end(), {int64_t(plan.units.size()), plan.split, plan.most_pieces});
+    if (asked == planned_) return;
+    planned_ = asked;
+    version_.fetch_add(1);
+    size_t count = 0, after = 0;
+    const auto is_product = [](const Op &op) { return op.code == Code::Linear || op.code == Code::Gate; };
+    const auto by_row = [&](const Op &op) {
+        return !is_product(op) && op.code != Code::Attend && op.code != Code::Merge && op.code != Code::Sample;
+    };
+    // Whether an operation is so little work that whoever completes the stage before it does it too.
+    const auto little = [&](const Op &op, int64_t rows) {
+        if (op.code == Code::Merge) return step_.sequences * plans_[op.plan].most_pieces <= LITTLE_PIECES;
+        return by_row(op) && rows <= FEW_ROWS;
     };
     const auto add = [&](const Op &op, int64_t rows, int64_t first_wanted) {
         const int64_t tasks = prepare(op, rows);
         if (tasks == 0) return;
-        if (count > 0 && by_row(op) && stages_[count - 1].last + 1 == &op && by_row(*stages_[count - 1].last) &&
-            (op.code != Code::Select || stages_[count - 1].first->code == Code::Select)) {
-            stages_[count - 1].last = &op;
-            return;
+        if (count > 0) {
+            Stage &before = stages_[count - 1];
+            if (!by_row(*before.first) && before.first->code != Code::Sample && little(op, rows)) {
+                after_[after++] = {&op, rows, first_wanted};
+                before.after_end = after;
+                return;
+            }
+            if (by_row(op) && before.last + 1 == &op && by_row(*before.last) && (op.code != Code::Select || before.first->code == Code::Select)) {
+                before.last = &op;
+                return;
+            }
         }
-        stages_[count] = {&op, &op, rows, first_wanted};
-        Progress &p = progress_[count++];
-        p.tasks.store(static_cast<uint32_t>(tasks));
-        p.done.store(number);
-        p.next.store(number);
+        const bool aside = is_product(op) && rows <= ASIDE_ROWS && threads_ > 1;
+        const auto n = static_cast<uint32_t>(tasks);
+        stages_[count++] = {&op, &op, rows, first_wanted, n, std::min(n, uint32_t(threads_)), after, after, -1, aside, false};
     };
     for (size_t i = 0; i < tail_; i++) add(ops_[i], step_.count, 0);
     for (int64_t w = 0; w < step_.wanted_count; w += slab_)
         for (size_t i = tail_; i < ops_.size(); i++) add(ops_[i], std::min(slab_, step_.wanted_count - w), w);
-    // What a thread that waits at a stage may fetch: the next matrix's first tiles. Nothing where many rows share them.
-    const uint8_t *ahead = nullptr;
+    // What a thread that waits at a stage may fetch: the next weights of its lane. Nothing where many rows share them.
+    int64_t ahead = -1;
     for (size_t i = count; i-- > 0;) {
-        progress_[i].ahead.store(step_.count <= FEW_ROWS ? ahead : nullptr, std::memory_order_relaxed);
-        if (stages_[i].first->code == Code::Linear) ahead = weights_[size_t(stages_[i].first->segments[0].weight)].data;
+        stages_[i].ahead = step_.count <= FEW_ROWS ? ahead : -1;
+        if (!is_product(*stages_[i].first)) continue;
+        ahead = int64_t(i);
+        for (int t = 0; t < threads_; t++) ahead_[i * size_t(threads_) + size_t(t)] = first_weights(i, t);
     }
+    stages_[count - 1].closing = true;
     stage_count_.store(count);
+    version_.fetch_add(1);
 }
 
-void Program::run(const Step &step) {
+void Program::launch(const Step &step) {
+    if (flying_) throw std::logic_error("a step runs already");
+    check(step);
+    begin(step);
+    flying_ = true;
+    waited_ = number_.load();
+}
+
+void Program::check(const Step &step) const {
     if (step.count < 1 || step.count > max_tokens_) throw std::invalid_argument("a step must have 1 to max_tokens tokens");
+    for (const Rope &r : ropes_)
+        for (int64_t s = 0; s < step.sequences; s++)
+            if (step.context[s] + step.starts[s + 1] - step.starts[s] > r.positions) throw std::invalid_argument("a position is past the served context");
+}
+
+// Only of steps that have been checked: nobody would hear of an exception on another thread.
+void Program::begin(const Step &step) {
     step_ = step;
     for (int64_t s = 0; s < step.sequences; s++)
         for (int64_t t = step.starts[s]; t < step.starts[s + 1]; t++) {
             owner_[size_t(t)] = s;
             position_[size_t(t)] = step.context[s] + t - step.starts[s];
         }
-    for (const Rope &r : ropes_)
-        for (int64_t s = 0; s < step.sequences; s++)
-            if (step.context[s] + step.starts[s + 1] - step.starts[s] > r.positions) throw std::invalid_argument("a position is past the served context");
     for (auto &s : scratch_)
         if (s.size() < scratch_floats_ + LANES) s.resize(scratch_floats_ + LANES);
     for (AttentionPlan &plan : plans_) plan_attention(plan);
     plan_stages();
-    const uint32_t number = number_.fetch_add(1) + 1;
+    number_.fetch_add(1);
     pool_.start();
-    replay(0, number);
+}
+
+void Program::chain(const Step &next, int32_t *tokens, std::vector<int32_t> end_start, std::vector<int32_t> ends) {
+    if (!flying_) throw std::logic_error("no step runs");
+    if (next.count != next.sequences) throw std::invalid_argument("only steps of one token a row follow each other");
+    check(next);
+    const std::lock_guard lock(turn_);
+    if (next.count != step_.wanted_count) throw std::invalid_argument("a step that follows has the rows that were drawn");
+    next_ = next;
+    next_tokens_ = tokens;
+    end_start_ = std::move(end_start);
+    ends_ = std::move(ends);
+    armed_ = true;
+    if (ended_ == waited_) follow(waited_); // it was quicker than the caller
+}
+
+// The step is complete: begins the armed one, if that may follow. On the thread that completed it.
+void Program::end(uint32_t step) {
+    const std::lock_guard lock(turn_);
+    ended_ = step;
+    follow(step);
+}
+
+void Program::follow(uint32_t step) {
+    const bool on = goes_on();
+    armed_ = false;
+    if (!on) return;
+    std::copy(step_.token, step_.token + step_.wanted_count, next_tokens_);
+    begin(next_);
+    chained_ = step + 1;
+}
+
+// Whether the armed step may follow the one that has ended.
+bool Program::goes_on() const {
+    if (!armed_ || held_.load()) return false;
+    for (int64_t r = 0; r < step_.wanted_count; r++) {
+        if (step_.token[r] < 0) return false;
+        for (int32_t i = end_start_[size_t(r)]; i < end_start_[size_t(r) + 1]; i++)
+            if (step_.token[r] == ends_[size_t(i)]) return false;
+    }
+    return true;
+}
+
+bool Program::wait() {
+    if (!flying_) throw std::logic_error("no step runs");
+    const uint32_t step = waited_;
+    replay(0, step);
+    const std::lock_guard lock(turn_); // of a step that follows, the thread that begins it may still be at that
+    flying_ = chained_ == step + 1;
+    waited_ = step + 1;
+    return flying_;
 }
 
 std::vector<std::pair<std::string, int64_t>> Program::profiled() {
-    static const char *names[CODES] = {"embed", "norm", "quantise", "linear", "head_norm", "rotate", "store", "attend", "merge", "silu", "add", "select", "sample"};
+    static const char *names[CODES] = {"embed", "norm", "quantise", "linear", "gate", "head_norm", "rotate", "store", "attend", "merge", "silu", "add", "select", "sample"};
     std::vector<std::pair<std::string, int64_t>> out;
     for (int i = 0; i < CODES; i++) {
         out.emplace_back(names[i], profile_[i]);

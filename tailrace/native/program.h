@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -52,21 +53,34 @@ class Program {
     void attention(int q, int64_t q_column, int k, int64_t k_column, int v, int64_t v_column, int out, int64_t pool, int heads, int kv_heads,
                    int head_dim, float scale, int64_t window);
     void silu_mul(int gate, int64_t gate_column, int up, int64_t up_column, int64_t width, int out, bool quantise);
+    // silu(x @ gate) * (x @ up), rounded; the products themselves are kept nowhere. Widths are multiples of 32.
+    void gate(int x, const Segment &gate, const Segment &up, int out);
     void add(int a, int b, int64_t width, int out);
     int select(int x, int64_t width); // the buffer of the wanted rows only; what follows works on those
     void sample(int logits);
 
-    void run(const Step &step);
+    // Begins a step on the other threads and returns at once; `wait` joins them and returns when it is complete. The
+    // step's arrays must live until then.
+    void launch(const Step &step);
+    // Says which step may follow the running one at once, without anybody asking: each of its tokens is then what the
+    // running step draws in that row, put into `tokens`. Row r must not have drawn one of ends[end_start[r] ..). Whichever
+    // thread completes the running step begins it, so it need not be one that has its core.
+    void chain(const Step &next, int32_t *tokens, std::vector<int32_t> end_start, std::vector<int32_t> ends);
+    // Whether steps may be chained from now on. Any thread may call it.
+    void hold(bool on) { held_.store(on); }
+    // Whether the chained step has been begun.
+    bool wait();
     int threads() const { return threads_; }
     const char *kernels() const { return k_->name; }
     int64_t kv_bytes() const { return kv_bytes_; }
     // Nanoseconds thread 0 spent in each kind of operation since the last call, when profiling is on.
     void profile(bool on) { profiling_ = on; }
     std::vector<std::pair<std::string, int64_t>> profiled();
+    int64_t redone() const { return redone_.load(); }
 
   private:
-    enum class Code { Embed, Norm, Quantise, Linear, HeadNorm, Rotate, Store, Attend, Merge, Silu, Add, Select, Sample };
-    static constexpr int CODES = 13;
+    enum class Code { Embed, Norm, Quantise, Linear, Gate, HeadNorm, Rotate, Store, Attend, Merge, Silu, Add, Select, Sample };
+    static constexpr int CODES = 14;
     struct Op {
         Code code;
         int x = -1, y = -1, out = -1, weight = -1;
@@ -76,7 +90,7 @@ class Program {
         float value = 0.0f;
         bool flag = false;
         std::vector<Segment> segments{};
-        int64_t tiles = 0;
+        int64_t tiles = 0; // of the weights; of Gate: blocks of 32 columns
     };
     struct Buffer {
         std::vector<float> data;
@@ -97,6 +111,7 @@ class Program {
         int64_t window;
         std::vector<Unit> units;
         std::vector<int64_t> merge_offset;
+        int64_t most_pieces = 0; // of one sequence
         bool split = false;
     };
     struct Rope {
@@ -106,20 +121,41 @@ class Program {
     struct Cache {
         uint16_t *keys, *values;
     };
-    // Progress of one operation within one step. `next` holds the step's number above the next task's, so that a thread
-    // that wakes up late can neither take a task of, nor be fooled by, a step that it does not belong to. An operation is
-    // complete when its tasks are, not when every thread has come by: a thread that the system has taken off its core
-    // delays at most the task that it holds.
-    struct alignas(64) Progress {
-        std::atomic<uint64_t> next{0};
-        std::atomic<uint32_t> tasks{0};
-        std::atomic<const uint8_t *> ahead{nullptr}; // weights that will be read next, where a waiting thread may fetch them
-        alignas(64) std::atomic<uint64_t> done{0}; // likewise, above the number of tasks that are complete
-    };
-    // Operations that go together, and the rows they work on: one, or several that each handle a row by itself.
+    // Operations that go together, and the rows they work on: one, or several that each handle a row by itself. Those
+    // in `after` follow when it is complete, on the thread that completes it: too little work to be shared.
     struct Stage {
         const Op *first, *last;
         int64_t rows, first_wanted;
+        uint32_t tasks = 0, lanes = 0;
+        size_t after = 0, after_end = 0;
+        int64_t ahead = -1; // the stage whose weights are read next, where a waiting thread may fetch them
+        bool aside = false; // tasks are computed aside, and put in place by whoever is first to claim them
+        bool closing = false; // the step is complete with it
+        TR_INLINE uint32_t begin(uint32_t lane) const { return uint32_t(uint64_t(tasks) * lane / lanes); }
+        TR_INLINE uint32_t lane_of(uint32_t task) const { return uint32_t((uint64_t(task + 1) * lanes - 1) / tasks); }
+    };
+    struct After {
+        const Op *op;
+        int64_t rows, first_wanted;
+    };
+    // A stage's tasks are dealt out in runs, a lane for each thread, so that threads meet only where one has finished its
+    // run and takes from another's. Counters hold the number of the step above the count: whoever comes first in a step
+    // begins the count anew, and a thread that wakes up late can neither take a task of, nor be fooled by, a step that it
+    // does not belong to.
+    struct alignas(64) Lane {
+        std::atomic<uint64_t> next{0}, done{0}; // tasks taken, and tasks complete
+    };
+    // A stage is complete when its lanes are, not when every thread has come by. Where tasks are computed aside, a thread
+    // that the system has taken off its core does not delay even the task that it holds: others compute it again, and the
+    // first to claim it (`claims`: the step in which it was last claimed) puts it in place.
+    struct alignas(64) Progress {
+        std::atomic<uint64_t> done{0}; // lanes that are complete, and one more for what follows them
+        std::atomic<uint32_t> *claims = nullptr;
+        Lane *lanes = nullptr;
+    };
+    // What one task of a product covers.
+    struct Share {
+        int64_t from, to, row, rows;
     };
 
     float *row(int b, int64_t r) { return buffers_[size_t(b)].data.data() + r * buffers_[size_t(b)].ld; }
@@ -127,16 +163,31 @@ class Program {
     Sequence sequence(int64_t s) const;
     void plan_attention(AttentionPlan &plan);
     int64_t prepare(const Op &op, int64_t rows);
-    void work(const Stage &stage, int64_t task, int thread);
+    bool work(const Stage &stage, Progress &p, int64_t task, uint32_t step, int thread);
     void work_rows(const Op &op, int64_t from, int64_t to, int64_t first_wanted);
-    void work_linear(const Op &op, int64_t task, int64_t rows, int thread);
+    bool work_linear(const Stage &stage, Progress &p, int64_t task, uint32_t step, int thread);
+    bool work_gate(const Stage &stage, Progress &p, int64_t task, uint32_t step, int thread);
+    void work_after(const Stage &stage);
+    void product(const Packed &w, int64_t tile, const Buffer &x, int64_t row, int64_t rows, const Output &out, int thread);
+    int64_t chunk_tiles(const Op &op) const;
+    Share share(const Op &op, int64_t rows, int64_t task) const;
+    const uint8_t *first_weights(size_t stage, int thread) const;
+    Output target(const Op &op, const Segment &s, int64_t tile, int64_t row);
     void work_attend(const Op &op, int64_t task, int thread);
     void work_merge(const Op &op, int64_t task);
     void work_sample(const Op &op, int64_t row, int64_t first_wanted, int thread);
     void replay(int thread, uint32_t step);
+    void check(const Step &step) const;
+    void begin(const Step &step);
+    void end(uint32_t step);
+    void follow(uint32_t step);
+    bool goes_on() const;
     void plan_stages();
-    bool take(Progress &p, uint32_t step, uint32_t &task);
-    bool finish(Progress &p, uint32_t step);
+    void size_stages();
+    bool take(const Stage &stage, Progress &p, uint32_t step, int thread, uint32_t &task);
+    bool claim(Progress &p, int64_t task, uint32_t step);
+    void complete(const Stage &stage, Progress &p, uint32_t task, uint32_t step);
+    bool finish(const Stage &stage, Progress &p, uint32_t step, int thread, int64_t patience);
     AttentionArgs arguments(const Op &op);
     int64_t chunk_rows(int64_t rows) const;
 
@@ -152,14 +203,27 @@ class Program {
     int64_t kv_bytes_ = 0;
     std::vector<Op> ops_;
     size_t tail_ = 0; // first operation on wanted rows
-    std::vector<std::vector<float>> scratch_;
+    std::vector<std::vector<float>> scratch_, aside_; // of each thread
     size_t scratch_floats_ = 0;
     std::unique_ptr<Progress[]> progress_;
-    size_t progress_size_ = 0;
+    std::unique_ptr<std::atomic<uint32_t>[]> claims_;
+    std::unique_ptr<Lane[]> lanes_;
+    std::vector<int64_t> planned_;         // what the stages were planned for
+    std::atomic<uint32_t> version_{0};     // of the stages; odd while they change
     std::vector<Stage> stages_;
+    std::vector<After> after_;
+    std::vector<const uint8_t *> ahead_; // of each stage that is a product, and each thread: where its lane begins
     std::atomic<size_t> stage_count_{0};
     std::atomic<uint32_t> number_{0}; // of the step
     std::atomic<int> parked_{0};
+    std::atomic<int64_t> redone_{0}; // tasks that were taken over from a thread that did not come back in time
+    std::mutex turn_;                      // held while one step ends and another may begin
+    bool flying_ = false, armed_ = false;
+    uint32_t waited_ = 0, ended_ = 0, chained_ = 0; // numbers of the steps that is waited for, has ended, was chained last
+    std::atomic<bool> held_{false};
+    Step next_{};                          // where `armed_`
+    int32_t *next_tokens_ = nullptr;
+    std::vector<int32_t> end_start_, ends_;
     Step step_{};
     std::vector<int64_t> owner_, position_; // of each token: its sequence and position
     std::vector<AttentionPlan> plans_;

@@ -5,28 +5,30 @@ namespace TR_NS {
 
 using namespace tailrace;
 
+// Block b of a row: 32 values to int8, with their scale and sums.
+inline void round_block(F lo, F hi, int64_t row, int64_t b, const Quantised &out) {
+    int8_t *q = out.q + row * out.k + b * QBLOCK;
+    const int64_t at = row * out.blocks() + b;
+    const float amax = f_hmax(f_max(f_abs(lo), f_abs(hi)));
+    const float d = amax / 127.0f;
+    const F inverse = f_set1(amax > 0.0f ? 127.0f / amax : 0.0f);
+    const F limit = f_set1(127.0f), low = f_set1(-127.0f);
+    const I a = f_round(f_max(low, f_min(limit, lo * inverse)));
+    const I c = f_round(f_max(low, f_min(limit, hi * inverse)));
+    i_store_i8(q, a);
+    i_store_i8(q + LANES, c);
+    const int32_t sa = i_sum(a), sc = i_sum(c);
+    out.d[at] = d;
+    out.ds[at] = d * float(sa + sc);
+    out.ds16[at * 2] = d * float(sa);
+    out.ds16[at * 2 + 1] = d * float(sc);
+    out.s16[at * 2] = sa;
+    out.s16[at * 2 + 1] = sc;
+}
+
 void quantise(const float *x, int64_t row, const Quantised &out) {
-    int8_t *q = out.q + row * out.k;
-    const int64_t blocks = out.blocks();
     x += row * out.k;
-    for (int64_t b = 0; b < blocks; b++, x += QBLOCK, q += QBLOCK) {
-        const F lo = f_load(x), hi = f_load(x + LANES);
-        const float amax = f_hmax(f_max(f_abs(lo), f_abs(hi)));
-        const float d = amax / 127.0f;
-        const F inverse = f_set1(amax > 0.0f ? 127.0f / amax : 0.0f);
-        const F limit = f_set1(127.0f), low = f_set1(-127.0f);
-        const I a = f_round(f_max(low, f_min(limit, lo * inverse)));
-        const I c = f_round(f_max(low, f_min(limit, hi * inverse)));
-        i_store_i8(q, a);
-        i_store_i8(q + LANES, c);
-        const int32_t sa = i_sum(a), sc = i_sum(c);
-        out.d[row * blocks + b] = d;
-        out.ds[row * blocks + b] = d * float(sa + sc);
-        out.ds16[(row * blocks + b) * 2] = d * float(sa);
-        out.ds16[(row * blocks + b) * 2 + 1] = d * float(sc);
-        out.s16[(row * blocks + b) * 2] = sa;
-        out.s16[(row * blocks + b) * 2 + 1] = sc;
-    }
+    for (int64_t b = 0; b < out.blocks(); b++, x += QBLOCK) round_block(f_load(x), f_load(x + LANES), row, b, out);
 }
 
 void rms_norm(const float *x, const float *weight, float eps, int64_t width, float *out) {
@@ -79,14 +81,24 @@ void store_kv(const float *k, const float *v, int64_t slot, int kv_heads, int he
     }
 }
 
-void silu_mul(const float *gate, const float *up, int64_t width, float *out) {
+// silu(gate) * up
+inline F gated(F g, F up) {
     const F one = f_set1(1.0f);
-    for (int64_t i = 0; i < width; i += LANES) {
-        const F g = f_load(gate + i);
-        const F e = f_exp(f_zero() - f_abs(g)); // never overflows
-        // sigmoid(g) is 1 / (1 + e) for g >= 0 and e / (1 + e) below
-        const F sigmoid = f_select_lt(g, f_zero(), e, one) / (one + e);
-        f_store(out + i, g * sigmoid * f_load(up + i));
+    const F e = f_exp(f_zero() - f_abs(g)); // never overflows
+    // sigmoid(g) is 1 / (1 + e) for g >= 0 and e / (1 + e) below
+    const F sigmoid = f_select_lt(g, f_zero(), e, one) / (one + e);
+    return g * sigmoid * up;
+}
+
+void silu_mul(const float *gate, const float *up, int64_t width, float *out) {
+    for (int64_t i = 0; i < width; i += LANES) f_store(out + i, gated(f_load(gate + i), f_load(up + i)));
+}
+
+void gate_block(const float *gate, const float *up, int64_t rows, int64_t row0, int64_t block, const Quantised &out) {
+    for (int64_t r = 0; r < rows; r++) {
+        const F lo = gated(f_load(gate + r * LANES), f_load(up + r * LANES));
+        const F hi = gated(f_load(gate + (rows + r) * LANES), f_load(up + (rows + r) * LANES));
+        round_block(lo, hi, row0 + r, block, out);
     }
 }
 

@@ -1,7 +1,7 @@
 // Sixteen lanes of float or int32, whatever the machine has: the one vocabulary that every kernel is written in.
 //
-// A kernel source is compiled once for each instruction set, with one of TR_AVX512, TR_AVX2 or neither (portable)
-// defined; everything lives in namespace TR_NS so that the three builds can share one library. Lane i of a vector
+// A kernel source is compiled once for each instruction set, with one of TR_AVX512, TR_AVX2, TR_NEON or none (portable)
+// defined; everything lives in namespace TR_NS so that the builds can share one library. Lane i of a vector
 // is element i of the memory it was loaded from. Reductions add in one fixed order. Nothing here may be contracted
 // by the compiler (-ffp-contract=off): where a fused multiply-add is meant, it is written.
 #pragma once
@@ -41,6 +41,8 @@ inline simde__m128i emulated_cvtepi32_epi8(simde__m512i a) {
                                            _mm256_castps_si256(_mm256_cvtph_ps(_mm256_extracti128_si256(a, 1))), 1))
 #elif defined(TR_AVX512) || defined(TR_AVX2)
 #include <immintrin.h>
+#elif defined(TR_NEON)
+#include "simd_neon.h"
 #endif
 
 namespace TR_NS {
@@ -285,7 +287,7 @@ struct DotSigned {
     inline I finish(int32_t) const { return {lo, hi}; }
 };
 
-#else // portable: plain C++, for any machine
+#elif !defined(TR_NEON) // portable: plain C++, for any machine
 
 #define TR_LANES for (int i = 0; i < 16; i++)
 

@@ -17,8 +17,8 @@ that know nothing of this (joining, formatting, JSON) keep the marks.
 from __future__ import annotations
 
 import json
+import os
 import re
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
@@ -241,7 +241,7 @@ def pick_marker(texts: list[str]) -> str:
     """A private-use character that is in none of the texts, nor is its JSON escape. Drawn at random: callers cannot
     use them all up without sending all 137,000."""
     for _ in range(64):
-        marker = chr(0xE000 + secrets.randbelow(0x1900))
+        marker = chr(0xE000 + int.from_bytes(os.urandom(8), "big") % 0x1900)
         escape = json.dumps(marker)[1:-1]
         if not any(marker in text or escape in text.lower() for text in texts):
             return marker

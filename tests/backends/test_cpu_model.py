@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tailrace.backends import Batch, Ends
 from tailrace.backends.cpu import CpuBackend, available_kernels
 from tailrace.backends.cpu.record import Recorder
 from tailrace.backends.reference import ReferenceBackend
@@ -141,3 +143,53 @@ def test_what_follows_the_last_attention_is_computed_for_wanted_rows_only() -> N
     assert names[last + 1 : last + 3] == ["wanted", "wanted"]  # the residual stream and what was attended
     assert names.count("wanted") == 2
     assert names.count("silu_mul") == len(model.layers)
+
+
+def test_more_threads_than_cores_do_not_change_a_bit() -> None:
+    """Threads lose their cores in the middle of tasks, which others then compute again."""
+    few, many = on_cpu("llama", 200, threads=1), on_cpu("llama", 200, threads=3 * len(os.sched_getaffinity(0)))
+    tables = [list(range(13 * at, 13 * at + 13)) for at in range(3)]
+    for step in range(150):
+        shapes = [(PROMPT[:9], 0), (PROMPT[10:11], 9), (PROMPT[20:23], 10)] if step % 3 else [(PROMPT[:40], 0)]
+        parts = [(tokens, context, tables[at]) for at, (tokens, context) in enumerate(shapes)]
+        wanted = [sum(len(tokens) for tokens, _ in shapes) - 1]
+        assert np.array_equal(many.run(batch(parts, wanted)).logits, few.run(batch(parts, wanted)).logits), step
+
+
+def test_chained_steps_draw_what_launched_ones_do_and_stop_where_they_are_told_to() -> None:
+    length = 120
+    backend = on_cpu("llama", length)
+    tables = [list(range(8)), list(range(8, 16))]
+
+    def decode(tokens: list[int], position: int) -> Batch:
+        parts = [([token], position, table) for token, table in zip(tokens, tables, strict=True)]
+        return batch(parts, [0, 1], logits=False)
+
+    def prompts() -> list[int]:
+        parts = [(PROMPT[at : at + 20], 0, table) for at, table in zip((0, 50), tables, strict=True)]
+        return backend.run(batch(parts, [19, 39], logits=False)).tokens.tolist()
+
+    drawn = [prompts()]
+    for position in range(20, length):
+        drawn.append(backend.run(decode(drawn[-1], position)).tokens.tolist())
+    end = drawn[60][1]  # of the second row alone, and not before step 40
+    last = next(at for at in range(40, len(drawn)) if drawn[at][1] == end)
+    nothing, something = (
+        Ends(np.zeros(3, np.int32), np.zeros(0, np.int32)),
+        Ends(np.array([0, 0, 1], np.int32), np.array([end], np.int32)),
+    )
+    backend.launch(decode(prompts(), 20))
+    for at in range(1, len(drawn)):
+        backend.chain(decode([0, 0], 20 + at), something if at >= 40 else nothing)
+        assert backend.wait().tokens.tolist() == drawn[at]
+        if not backend.chained:
+            break
+    assert at == last
+
+    backend.launch(decode(drawn[0], 20))
+    backend.hold(True)
+    backend.chain(decode([0, 0], 21), nothing)
+    assert backend.wait().tokens.tolist() == drawn[1]
+    assert not backend.chained
+    with pytest.raises(ValueError, match="no step"):
+        backend.wait()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 from tests.cli.conftest import Run
@@ -110,8 +112,10 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(
 
 
 def read_until(terminal: int, text: str) -> str:
-    """What a terminal shows up to this text; the test hangs in `read`, and fails by EOF, where it never comes."""
-    shown = ""
+    """What a terminal shows up to this text; fails where it does not come within a minute."""
+    shown, deadline = "", time.monotonic() + 60
     while text not in shown:
+        ready, _, _ = select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))
+        assert ready, f"{text!r} never came; shown so far: {shown!r}"
         shown += os.read(terminal, 4096).decode(errors="replace")
     return shown

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from tests.cli.conftest import Run
+from tests.models import random_llama
 
 
 def test_the_table_says_what_the_model_is(run: Run, smollm2: Path) -> None:
@@ -29,3 +30,19 @@ def test_a_file_that_is_no_model_is_refused_by_name(run: Run, tmp_path: Path) ->
     assert ended.returncode == 1
     assert "broken.gguf" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_quantize_shows_the_weights_as_serve_would_load_them(run: Run, tmp_path: Path) -> None:
+    folder = str(random_llama.write(tmp_path / "m"))
+    shown = run("info", folder, "--quantize", "int4").stdout
+    for words in ("Q4_1:", "Q8_0:", "in 14", "in 2", "16 matrices quantised from"):
+        assert words in shown
+    stored, rounded = (json.loads(run("info", folder, "--json", *more).stdout) for more in ((), ("--quantize", "int8")))
+    assert rounded["weight_bytes"] < 0.6 * stored["weight_bytes"] == 0.6 * rounded["stored_bytes"]
+
+
+def test_a_model_with_nothing_to_quantise_is_shown_and_said_to_be_so(run: Run, smollm2: Path) -> None:
+    ended = run("info", str(smollm2), "--quantize", "int4")
+    assert ended.returncode == 0
+    assert "92.1 MiB" in ended.stdout
+    assert "--quantize int4 changes nothing" in ended.stderr

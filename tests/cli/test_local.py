@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tailrace.cli import local
-from tailrace.terms import TailraceError
+from tailrace.terms import InvalidInput, TailraceError
 from tests.cli.conftest import Run
 
 SMALL = {"TAILRACE_CACHE": os.environ.get("TAILRACE_CACHE") or str(Path.home() / ".cache" / "tailrace")}
@@ -39,5 +42,26 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     with (
         pytest.raises(TailraceError, match=r"(?s)ended while it started.*broken\.gguf"),
         local.started(str(tmp_path / "broken.gguf")),
+    ):
+        pass
+
+
+def test_quantize_wants_a_server_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that runs may compute with other weights: it is not asked, and one that is named is not put up with."""
+    asked: list[tuple[str, tuple[str, ...]]] = []
+
+    @contextlib.contextmanager
+    def started(model: str, *, options: tuple[str, ...] = (), **_: Any) -> Iterator[None]:
+        asked.append((model, options))
+        yield
+
+    monkeypatch.setattr(local, "started", started)
+    monkeypatch.setattr(local, "_serves", lambda *_: True)
+    with local.connected(None, "m", None, print, quantize="int8"):
+        pass
+    assert asked == [("m", ("--quantize", "int8"))]
+    with (
+        pytest.raises(InvalidInput, match="--quantize"),
+        local.connected("http://x", "m", None, print, quantize="int8"),
     ):
         pass

@@ -36,6 +36,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
         str(tmp_path / "m.gguf"), "--host", "::1", "--port=0", "--api-key", "a", "--api-key", "b", "--served-name", "x",
         "--kv-tokens", "64", "--max-context", "32", "--step-tokens", "16", "--max-running", "3", "--max-waiting", "4",
         "--no-prefix-cache", "--threads", "2", "--kernels", "avx2", "--kv-dtype", "f32", "--backend", "reference",
+        "--quantize", "int4",
         "--request-timeout", "9", "--drain-timeout", "5", "--hang-timeout", "6", "--start-timeout", "7",
         "--cache", str(tmp_path), "--no-template-args", "--no-log-requests", "--quiet",
     )  # fmt: skip
@@ -43,6 +44,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
     assert (made.kv_tokens, made.max_context, made.step_tokens) == (64, 32, 16)
     assert (made.max_running, made.max_waiting, made.prefix_cache) == (3, 4, False)
     assert (made.threads, made.kernels, made.kv_dtype, made.backend) == (2, "avx2", "f32", "reference")
+    assert made.quantize == made.engine().quantize == "int4"
     times = made.timeouts
     assert (times.request, times.drain, times.hang, times.start) == (9, 5, 6, 7)
     assert (made.cache_dir, made.template_args) == (str(tmp_path), False)

@@ -466,27 +466,47 @@ def test_what_arrives_while_a_step_runs_is_in_the_next_one() -> None:
     driver.assert_alone()
 
 
-def test_the_worker_thread_gives_the_same_as_running_inline() -> None:
-    backend = FakeBackend(CONFIG.pages)
-    ended: list[bool] = []
-    core = EngineCore(backend, CONFIG, eos_ids=(), vocab_size=512, on_done=lambda: ended.append(True))
-    want = {}
-    for n in range(8):
-        params = SamplingParams(max_tokens=12, temperature=0.5, seed=n)
-        core.submit(Submit(f"r{n}", prompt(50 + 20 * n), params))
-        want[f"r{n}"] = expected_tokens(prompt(50 + 20 * n), params)
-    got: dict[str, list[int]] = {}
-    while core.has_work:
-        news = core.step()
-        for output in news.outputs if news else ():
-            got.setdefault(output.request, []).extend(output.tokens)
-    core.close()
-    assert got == want
-    assert core.done
-    assert len(ended) == core.steps
+def test_steps_of_the_same_decodes_follow_by_themselves_until_one_ends() -> None:
+    driver = Driver(CONFIG)
+    want = expected_tokens(prompt(20), SamplingParams(max_tokens=30, temperature=0.0))
+    end = want[17]
+    driver.submit("long", prompt(20), max_tokens=30)
+    driver.submit("short", prompt(9), max_tokens=12)
+    driver.submit("stopped", prompt(20), max_tokens=30, stop_ids=[end])
+    chained = []
+    while driver.core.has_work:
+        driver.step()
+        chained.append(driver.backend.chained)
+    assert driver.tokens["stopped"] == want[: want.index(end) + 1]
+    assert driver.finish_of("stopped") == "stop"
+    driver.assert_alone()
+    # not the first decode, nor the step after one in which a request ends, nor the two of a new batch
+    assert sum(chained) > 18
+    assert len(chained) == driver.core.steps + 1
 
 
-def test_a_backend_that_raises_in_the_worker_thread_does_not_end_it() -> None:
+def test_news_keeps_a_step_from_following_by_itself() -> None:
+    driver = Driver(CONFIG)
+    driver.submit("a", prompt(20), max_tokens=30)
+    for _ in range(4):
+        driver.step()
+    assert driver.backend.chained
+    driver.core.interrupt()
+    driver.step(intake=lambda: driver.submit("b", prompt(10), max_tokens=1))
+    assert not driver.backend.chained
+    driver.step()
+    assert driver.finish_of("b") == "length"
+    driver.step()
+    driver.core.prepare()
+    driver.core.abort(["a"])
+    driver.step()
+    assert not driver.backend.chained
+    assert driver.finish_of("a") == "abort"
+    driver.run()
+    driver.assert_at_rest()
+
+
+def test_a_backend_that_raises_does_not_end_the_loop() -> None:
     class Raises(FakeBackend):
         def run(self, batch: Batch) -> Result:
             if batch.tokens[0] == 13:

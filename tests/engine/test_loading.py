@@ -13,14 +13,17 @@ import pytest
 
 from tailrace.engine import process
 from tailrace.engine.core import EngineCore
-from tailrace.engine.loading import check_context
+from tailrace.engine.loading import as_asked, check_context
 from tailrace.engine.loading import load as load_model
 from tailrace.engine.process import Loaded, Serving
 from tailrace.engine.protocol import Control
 from tailrace.engine.spec import EngineSpec
 from tailrace.engine.wire import Line, pair
+from tailrace.models import load_model as bound
+from tailrace.models import open_checkpoint
 from tailrace.terms import ModelError
 from tests.api.stand import load
+from tests.models import random_llama
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -93,3 +96,45 @@ def test_a_model_with_hardly_any_tokens_warms_up_and_serves(tmp_path: Path) -> N
         assert loaded.core.idle
     finally:
         loaded.core.close()
+
+
+def test_quantised_weights_are_another_model_to_the_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each setting keeps its own weights and its own pages; the second start of one maps what the first has kept."""
+    folder = random_llama.write(tmp_path / "m")
+    identities: list[bytes] = []
+
+    class Seen(EngineCore):
+        def __init__(self, *parts: Any, **named: Any) -> None:
+            identities.append(named["identity"])
+            super().__init__(*parts, **named)
+
+    monkeypatch.setattr("tailrace.engine.core.EngineCore", Seen)
+
+    def sizes() -> list[int]:
+        found = []
+        for quantize in (None, "int8", "int4"):
+            spec = EngineSpec(str(folder), cache_dir=str(tmp_path / "cache"), kv_tokens=512, quantize=quantize)
+            loaded = load_model(spec)
+            process.warm_up(loaded)
+            loaded.core.close()
+            found.append(loaded.weight_bytes)
+        return found
+
+    first = sizes()
+    assert first == sorted(first, reverse=True)
+    kept = sorted((tmp_path / "cache").rglob("tiles*"))
+    assert len(kept) == len(set(first)) == len(set(identities)) == 3
+
+    def never(*_: object) -> None:
+        raise AssertionError("a start with a whole cache rounds nothing")
+
+    monkeypatch.setattr("tailrace.models.quantise._rounded", never)
+    assert sizes() == first
+    assert len(set(identities)) == 3
+    assert sorted((tmp_path / "cache").rglob("tiles*")) == kept
+
+
+def test_a_model_with_nothing_to_quantise_is_served_as_it_is(smollm2: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stored = bound(open_checkpoint(smollm2))
+    assert as_asked(EngineSpec("four-bit.gguf", quantize="int8"), stored) is stored
+    assert "--quantize int8 changes nothing: four-bit.gguf" in caplog.text

@@ -17,7 +17,6 @@ from tailrace.backends.cpu import CpuBackend
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.core import EngineCore
 from tailrace.engine.protocol import SamplingParams, Submit, TokenLogprob
-from tailrace.engine.runner import InlineRunner
 from tailrace.models import Model, load_model, open_checkpoint
 from tailrace.terms import EventKind
 
@@ -71,7 +70,7 @@ class Engine:
             threads=threads,
             cache_dir=cache,
         )
-        self.core = EngineCore(backend, self.config, eos_ids=(2,), vocab_size=VOCAB, runner=InlineRunner(backend))
+        self.core = EngineCore(backend, self.config, eos_ids=(2,), vocab_size=VOCAB)
         self.events: list[EventKind] = []
 
     def run(self, requests: Iterable[Submit], stagger: int = 0) -> dict[str, Got]:

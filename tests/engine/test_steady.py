@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 import numpy as np
+import pytest
 
 from tailrace.backends import PAGE_SIZE, Batch, Sampling
 from tailrace.engine.batch import BatchBuilder
@@ -38,25 +39,58 @@ def same(kept: Batch, built: Batch) -> None:
         assert np.array_equal(getattr(kept.sampling, one.name), getattr(built.sampling, one.name)), one.name
 
 
-def test_steps_of_decodes_keep_their_batch_and_say_what_a_new_one_would() -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_steps_of_decodes_keep_their_batch_and_say_what_a_new_one_would(ahead: bool) -> None:
+    """Built when all is known, or ahead of the tokens, which the backend fills in."""
     keeping = builder()
     requests = [request(2, 17), request(0, 5), request(3, 160)]
     for one in requests:
         keeping.seat(one)
     batches: list[Batch] = []
+    kept: Batch | None = None
+    followed = 0
     for step in range(300):
         plan = Plan(step)
         for one in requests if step != 150 else requests[:2]:
             while len(one.pages) * PAGE_SIZE <= one.computed:
                 one.pages.append(100 * one.slot + len(one.pages) + 1)
             plan.add(one, 1, decode=True)
-        kept = keeping.build(plan)
+        before = kept.tokens.copy() if kept is not None else None
+        following = keeping.ahead(plan) if ahead and step else None
+        if following is None:
+            kept = keeping.build(plan)
+        else:
+            followed += 1
+            assert kept is not None
+            assert before is not None
+            assert np.array_equal(kept.tokens, before), "a batch changed while its step ran"
+            kept = following[0]
+            kept.tokens[:] = [chunk.request.tokens[chunk.begin] for chunk in plan.chunks.values()]
+            keeping.follow()
         fresh = builder()
         for one in requests:
             fresh.seat(one)
         same(kept, fresh.build(plan))
-        if not batches or kept is not batches[-1]:
+        if not any(kept is one for one in batches):
             batches.append(kept)
         for chunk in plan.chunks.values():
             chunk.request.tokens.append((step * 7 + chunk.request.slot) % 500)
     assert len(batches) < 12
+    assert followed > 250 if ahead else followed == 0
+
+
+def test_what_may_end_a_request_is_known_beforehand_or_the_step_is_not_built_ahead() -> None:
+    for stop, ends in ((None, [1, 7, 9]), (["x"], None)):
+        keeping = builder()
+        one = request(0, 5)
+        one.params = SamplingParams(max_tokens=800, stop_ids=[7, 9], stop=stop or [])
+        one.pages = list(range(9))
+        keeping.seat(one)
+        for step in range(2):
+            plan = Plan(step)
+            plan.add(one, 1, decode=True)
+            if step == 0:
+                keeping.build(plan)
+                one.tokens.append(3)
+        following = keeping.ahead(plan)
+        assert (sorted(following[1].tokens) if following else None) == ends

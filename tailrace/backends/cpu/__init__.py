@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace.backends import Batch, Format, Forward, Result, Sampling, Weight
+from tailrace.backends import Batch, Ends, Format, Forward, Result, Weight
 from tailrace.backends.cpu.record import Compiler, Recorder
 from tailrace.backends.cpu.store import VERSION, TileStore
 from tailrace.backends.cpu.threads import usable_cores
@@ -29,7 +29,7 @@ class Weighted(Forward, Protocol):
 
 
 def available_kernels() -> list[str]:
-    """Kernel builds that this machine can run, best first: of avx512, avx2, portable."""
+    """Kernel builds that this machine can run, best first: of avx512, avx2, dotprod, neon, portable."""
     from tailrace.native import _kernels
 
     return _kernels.available()
@@ -53,8 +53,9 @@ class CpuBackend:
     """Runs batches of a model on this machine's cores. Bitwise batch-invariant.
 
     `pages`: size of the KV pool. `step_tokens`: most tokens of one batch. `max_running`: most sequences of one batch.
-    `kernels`: avx512, avx2 or portable; None takes the best. `cache_dir`: where repacked weights are kept; None keeps
-    none. `vocab_limit`: token ids at or past it are never drawn (padding rows of the head).
+    `kernels`: one of `available_kernels()`; None takes the best. `cache_dir`: where repacked weights are kept; None
+    keeps none, and `variant` is part of the file's name where the weights are not as the model's files have them.
+    `vocab_limit`: token ids at or past it are never drawn (padding rows of the head).
     """
 
     name = "cpu"
@@ -72,6 +73,7 @@ class CpuBackend:
         kernels: str | None = None,
         kv_dtype: str = "bf16",
         cache_dir: Path | None = None,
+        variant: str = "",
         vocab_limit: int | None = None,
     ) -> None:
         from tailrace.native import _kernels
@@ -85,7 +87,11 @@ class CpuBackend:
         self.kernels = kernels or names[0]
         self.threads = count
         self._vocab = model.vocab
-        path = cache_dir / f"tiles-{VERSION}.bin" if cache_dir is not None else None
+        self.chained = False
+        self._flying: tuple[Batch, Result] | None = None
+        self._armed: tuple[Batch, Result] | None = None
+        name = f"tiles-{VERSION}-{variant}.bin" if variant else f"tiles-{VERSION}.bin"
+        path = cache_dir / name if cache_dir is not None else None
         self._store = TileStore(model.weights(), path, count)
         self._program = _kernels.Program(
             self.kernels, count, step_tokens, max_running, model.vocab, vocab_limit or model.vocab
@@ -117,35 +123,65 @@ class CpuBackend:
         """Starts or stops counting the time of each kind of operation."""
         self._program.profile(on)
 
+    @property
+    def redone(self) -> int:
+        """Tasks that were computed again because the thread that held them had lost its core."""
+        return self._program.redone
+
     def profiled(self) -> dict[str, float]:
         """Seconds that one thread spent in each kind of operation since the last call."""
         return {name: ns / 1e9 for name, ns in self._program.profiled()}
 
+    def settle(self) -> None:
+        self._store.settle()
+
+    def launch(self, batch: Batch) -> None:
+        """Begins a step on the other threads and returns at once. `wait` ends it."""
+        result = self._room(batch)
+        self._program.launch(*_inputs(batch), *_outputs(result), result.logits)
+        self._flying = (batch, result)  # the kernels use their arrays
+
+    def chain(self, batch: Batch, ends: Ends) -> None:
+        """The step that the threads begin by themselves when the running one has ended, unless that drew an end."""
+        result = self._room(batch)
+        self._program.chain(*_inputs(batch), *_outputs(result), ends.start, ends.tokens)
+        self._armed = (batch, result)
+
+    def hold(self, on: bool) -> None:
+        self._program.hold(on)
+
+    def wait(self) -> Result:
+        """The launched step's result; the calling thread computes too, without the interpreter lock."""
+        if self._flying is None:
+            raise ValueError("no step was launched")
+        self.chained = self._program.wait()
+        (_, result), self._flying = self._flying, self._armed if self.chained else None
+        self._armed = None
+        return result
+
     def run(self, batch: Batch) -> Result:
+        self.launch(batch)
+        return self.wait()
+
+    def _room(self, batch: Batch) -> Result:
         rows = len(batch.wanted)
         width = max(0, int(batch.sampling.logprobs.max(initial=0)))
-        result = Result(
+        return Result(
             tokens=np.empty(rows, np.int32),
             logprobs=np.empty(rows, np.float32),
             top_tokens=np.empty((rows, width), np.int32),
             top_logprobs=np.empty((rows, width), np.float32),
             logits=np.empty((rows, self._vocab), np.float32) if batch.want_logits else None,
         )
-        self._program.run(
-            batch.tokens,
-            batch.starts,
-            batch.context,
-            batch.tables,
-            batch.wanted,
-            _arrays(batch.sampling),
-            result.tokens,
-            result.logprobs,
-            result.top_tokens,
-            result.top_logprobs,
-            result.logits,
-        )
-        return result
 
 
-def _arrays(sampling: Sampling) -> dict[str, NDArray[Any]]:
-    return vars(sampling)
+Ints: TypeAlias = NDArray[np.int32]
+Floats: TypeAlias = NDArray[np.float32]
+
+
+def _inputs(batch: Batch) -> tuple[Ints, Ints, Ints, Ints, Ints, dict[str, NDArray[Any]]]:
+    return batch.tokens, batch.starts, batch.context, batch.tables, batch.wanted, vars(batch.sampling)
+
+
+def _outputs(result: Result) -> tuple[Ints, Floats, Ints, Floats]:
+    return result.tokens, result.logprobs, result.top_tokens, result.top_logprobs

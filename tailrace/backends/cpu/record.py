@@ -141,12 +141,17 @@ class Compiler:
         self._uses[logits] += 1
         integer = {x for x, group in followers.items() if any(_matrix_of(n).format not in FLOATS for n in group)}
         residual = self._residuals(nodes, consumers)
+        gated = self._gated(nodes, consumers)
         done: set[Node] = set()
         for node in nodes:
             if node in done:
                 continue
-            if node.op == "linear":
-                group = [n for n in followers[node.inputs[0]] if n not in residual]
+            if node in gated:
+                gate, up = gated[node].inputs
+                self._gate(gate, up, gated[node], integer)
+                done.update((gate, up, gated[node]))
+            elif node.op == "linear":
+                group = [n for n in followers[node.inputs[0]] if n not in residual and n not in gated]
                 group = [node] if node in residual else group
                 self._linear(node.inputs[0], group, residual, integer, consumers)
                 done.update(group)
@@ -170,6 +175,20 @@ class Compiler:
             # every other reader of `a` must have been emitted before the linear that overwrites it
             if all(order[c] < order[b] for c in consumers[a] if c is not node):
                 found[b] = node
+        return found
+
+    @staticmethod
+    def _gated(nodes: list[Node], consumers: dict[Node, list[Node]]) -> dict[Node, Node]:
+        """Linears whose values exist only to be gated, and then only to be rounded: each to its silu_mul."""
+        found: dict[Node, Node] = {}
+        for node in nodes:
+            if node.op != "silu_mul" or node.width % 32:
+                continue
+            gate, up = node.inputs
+            pair = gate is not up and gate.op == up.op == "linear" and gate.inputs == up.inputs
+            rounded = all(n.op == "linear" and _matrix_of(n).format not in FLOATS for n in consumers[node])
+            if pair and rounded and len(consumers[gate]) == len(consumers[up]) == 1:
+                found |= {gate: node, up: node}
         return found
 
     def _buffer(self, width: int) -> int:
@@ -248,6 +267,16 @@ class Compiler:
         for n in group:
             self._put(n, places[n])
         self._release(*[x] * len(group))
+
+    def _gate(self, gate: Node, up: Node, node: Node, integer: set[Node]) -> None:
+        x = gate.inputs[0]
+        self._round(x, integer)
+        place = Place(self._buffer(node.width))
+        first, second = ((self._matrix(_matrix_of(n)), self._vector(n.bias)) for n in (gate, up))
+        self.program.gate(self._read(x).buffer, first, second, place.buffer)
+        self._rounded.add(node)
+        self._put(node, place)
+        self._release(x, x)
 
     def _round(self, x: Node, integer: set[Node]) -> None:
         if x in integer and x not in self._rounded:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import mmap
 import os
 import tempfile
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.backends import Weight
+from tailrace.backends.cpu.memory import File
 from tailrace.native import _kernels
 
 VERSION = 1
@@ -55,6 +55,7 @@ class TileStore:
             for name, w in sorted(matrices.items())
         }
         self.from_file = False
+        self._file: File | None = None
         self._tiles: dict[str, NDArray[np.uint8]] = {}
         if path is not None and self._map(path):
             return
@@ -67,6 +68,11 @@ class TileStore:
     def nbytes(self) -> int:
         """Bytes of all tiles."""
         return sum(int(str(e["size"])) for e in self._index.values())
+
+    def settle(self) -> None:
+        """Start-up is over: see `memory.File`."""
+        if self._file is not None:
+            self._file.settle()
 
     def __call__(self, weight: Weight) -> NDArray[np.uint8]:
         return self._tiles[weight.name]
@@ -81,18 +87,17 @@ class TileStore:
         return head + b"\0" * (-len(head) % _ALIGN)
 
     def _map(self, path: Path) -> bool:
-        """Maps the file; False where there is none or it does not hold exactly these tensors."""
+        """Takes the tiles from the file; False where there is none or it does not hold exactly these tensors."""
         header = self._header()
         try:
             with path.open("rb") as f:
                 total = len(header) + sum(-(-int(str(e["size"])) // _ALIGN) * _ALIGN for e in self._index.values())
                 if os.fstat(f.fileno()).st_size != total or f.read(len(header)) != header:
                     return False
-                data = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+                self._file = File(f)
         except OSError:
             return False
-        whole = np.frombuffer(data, np.uint8)
-        at = len(header)
+        whole, at = self._file.data, len(header)
         for name, entry in self._index.items():
             size = int(str(entry["size"]))
             self._tiles[name] = whole[at : at + size]

@@ -7,13 +7,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace.backends import PAGE_SIZE, Batch, Forward, Result, Weight
+from tailrace.backends import PAGE_SIZE, Batch, Forward, Inline, Result, Weight
 from tailrace.backends.reference.dequantize import dequantize
 from tailrace.backends.reference.ops import Array, NumpyOps
 from tailrace.backends.reference.sampler import sample
 
 
-class ReferenceBackend:
+class ReferenceBackend(Inline):
     """Runs a model in numpy. `pages` is the number of KV pages of PAGE_SIZE tokens; `dtype` is that of all arithmetic;
     with `kv_dtype` "bf16" keys and values are rounded to it before anything reads them. `quantised_activations` rounds
     the input of linear layers with quantised weights as the cpu backend does. `batch_invariant` computes row by row:

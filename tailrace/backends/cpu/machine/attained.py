@@ -181,7 +181,7 @@ class Products:
 
     def _run(self, tokens: NDArray[np.int32], wanted: NDArray[np.int32]) -> None:
         rows = len(wanted)
-        self._program.run(
+        arrays = (
             tokens,
             np.array([0, len(tokens)], np.int32),
             np.zeros(1, np.int32),
@@ -192,8 +192,9 @@ class Products:
             np.empty(rows, np.float32),
             np.empty((rows, 0), np.int32),
             np.empty((rows, 0), np.float32),
-            None,
         )
+        self._program.launch(*arrays, None)
+        self._program.wait()
 
 
 class Sweep:

@@ -1,0 +1,693 @@
+// Every kernel of every build that this machine can run, held against the portable build: the same bits where only
+// integers or single operations decide, within bounds of rounding where a fused multiply-add may differ from two
+// operations. What is computed beside a row must not change its bits, and all builds that fuse must agree in every bit.
+//
+//   kernels_test [--expect NAMES] [--digest FILE]
+//
+// --expect: fail unless exactly these builds can run here ("dotprod neon portable"), best first. --digest: write a hash of
+// all results of the portable build and one of the others', to be compared with those of another architecture.
+#include <algorithm>
+#include <cmath>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "builds.h"
+#include "kernels.h"
+#include "pack.h"
+
+using namespace tailrace;
+
+// Every member is tested below; a new one must be too. Those that only measure (`peaks` and what follows) are not.
+static_assert(offsetof(Kernels, peaks) == sizeof(const char *) + 8 + 14 * sizeof(void (*)()));
+
+namespace {
+
+constexpr double ROUNDING = 0x1p-24; // relative error of one operation
+
+int failures = 0;
+std::string place; // what is being tested
+
+__attribute__((format(printf, 1, 2))) void fail(const char *format, ...) {
+    if (++failures > 20) return;
+    std::va_list list;
+    va_start(list, format);
+    std::printf("FAILED %s: ", place.c_str());
+    std::vprintf(format, list);
+    std::printf("\n");
+    va_end(list);
+}
+
+// splitmix64: the same numbers on every machine.
+struct Random {
+    uint64_t state;
+    uint64_t next() {
+        uint64_t z = state += 0x9E3779B97F4A7C15ull;
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+        return z ^ (z >> 31);
+    }
+    int64_t below(int64_t n) { return int64_t(next() % uint64_t(n)); }
+    int64_t between(int64_t low, int64_t high) { return low + below(high - low + 1); }
+    float uniform() { return float(next() >> 40) * 0x1p-24f; }
+    float normal() { // near enough
+        float s = -6.0f;
+        for (int i = 0; i < 12; i++) s += uniform();
+        return s;
+    }
+    std::vector<float> normals(int64_t n, float scale = 1.0f) {
+        std::vector<float> v(static_cast<size_t>(n));
+        for (float &x : v) x = normal() * scale;
+        return v;
+    }
+};
+
+// FNV-1a over the results of one build.
+struct Digest {
+    uint64_t hash = 0xcbf29ce484222325ull;
+    void bytes(const void *p, size_t n) {
+        for (size_t i = 0; i < n; i++) hash = (hash ^ static_cast<const uint8_t *>(p)[i]) * 0x100000001b3ull;
+    }
+    template <class T> void add(const std::vector<T> &v) { bytes(v.data(), v.size() * sizeof(T)); }
+};
+
+// The build that is tested, and the portable one; `digests` follow the results of each.
+struct Pair {
+    const Kernels &k, &plain;
+    Digest &digest, &plain_digest;
+    template <class T> void note(const std::vector<T> &found, const std::vector<T> &truth) {
+        digest.add(found);
+        plain_digest.add(truth);
+    }
+};
+
+template <class T> void same(const char *what, const std::vector<T> &found, const std::vector<T> &truth) {
+    for (size_t i = 0; i < truth.size(); i++)
+        if (std::memcmp(&found[i], &truth[i], sizeof(T)) != 0)
+            return fail("%s[%zu] is %.9g, not %.9g", what, i, double(found[i]), double(truth[i]));
+}
+
+void near(const char *what, size_t i, double found, double truth, double bound) {
+    if (!(std::fabs(found - truth) <= bound)) fail("%s[%zu] is %.9g, not %.9g: off by %.3g, more than %.3g", what, i, found, truth, found - truth, bound);
+}
+
+uint16_t half(float x) { // exact for the powers of two, and small sums of them, that are used here
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    if (x == 0.0f) return 0;
+    return uint16_t((bits >> 16 & 0x8000) | ((bits >> 23 & 255) - 112) << 10 | (bits >> 13 & 1023));
+}
+
+float bf16(uint16_t x) {
+    const uint32_t bits = uint32_t(x) << 16;
+    float v;
+    std::memcpy(&v, &bits, 4);
+    return v;
+}
+
+// A packed matrix with random weights, and what is in it.
+struct Matrix {
+    Packed w;
+    std::vector<uint8_t> bytes;
+
+    // Scales and minima are powers of two where `exact`, so that sums of products with integers have no rounding.
+    Matrix(const char *format, int64_t n, int64_t k, Random &random, bool exact) {
+        w = packed_shape(format, n, 256);
+        w.k = k; // the kernels want whole blocks of 32 only
+        bytes.resize(w.bytes());
+        for (int64_t t = 0; t < w.n / LANES; t++) {
+            uint8_t *tile = bytes.data() + size_t(t) * w.tile_bytes();
+            if (w.integer()) {
+                for (int64_t b = 0; b < k / w.block; b++, tile += w.block_bytes()) {
+                    for (size_t i = 0; i < w.payload(); i++) tile[i] = uint8_t(random.next());
+                    for (int i = 0; i < LANES * (w.min == Min::Stored ? 2 : 1); i++) {
+                        const float sign = random.below(2) ? 1.0f : -1.0f;
+                        const float value = exact ? sign * float(1 << random.below(2)) / 64.0f : half_of(random.normal() * 0.02f);
+                        write(tile + w.payload(), i, w.wide && !exact ? value + 0x1p-20f : value);
+                    }
+                }
+            } else {
+                for (int64_t i = 0; i < k * LANES; i++) {
+                    const float value = exact ? float(random.between(-31, 31)) : random.normal();
+                    if (w.kind == Kind::F32) std::memcpy(tile + i * 4, &value, 4);
+                    else if (w.kind == Kind::F16) put(tile, i, half(half_of(value)));
+                    else put(tile, i, uint16_t(bits_of(value) >> 16));
+                }
+            }
+        }
+        w.data = bytes.data();
+    }
+
+    // Scale, minimum and quant of input k of output n; for floats the value, in `scale`.
+    void at(int64_t n, int64_t k, double &scale, double &min, int &q) const {
+        const uint8_t *p = w.data + size_t(n / LANES) * w.tile_bytes();
+        const int lane = int(n % LANES);
+        min = 0.0, q = 1;
+        if (!w.integer()) {
+            if (w.kind == Kind::F32) scale = read<float>(p, k * LANES + lane);
+            else if (w.kind == Kind::F16) scale = float_of(read<uint16_t>(p, k * LANES + lane));
+            else scale = bf16(read<uint16_t>(p, k * LANES + (lane < 8 ? 2 * lane : 2 * lane - 15)));
+            return;
+        }
+        p += size_t(k / w.block) * w.block_bytes();
+        const int i = int(k % w.block);
+        if (w.kind == Kind::I8) q = int8_t(p[(i / 4) * 64 + lane * 4 + i % 4]);
+        else q = i < 16 ? p[(i / 4) * 64 + lane * 4 + i % 4] & 15 : p[(i / 4 - 4) * 64 + lane * 4 + i % 4] >> 4;
+        p += w.payload();
+        scale = w.wide ? read<float>(p, lane) : float_of(read<uint16_t>(p, lane));
+        if (w.min == Min::Stored) min = w.wide ? read<float>(p, LANES + lane) : float_of(read<uint16_t>(p, LANES + lane));
+        if (w.min == Min::Eight) min = -8.0 * scale;
+    }
+
+    static float float_of(uint16_t h) {
+        const int exponent = (h >> 10) & 31, mantissa = h & 1023;
+        const float v = exponent ? std::ldexp(float(mantissa + 1024), exponent - 25) : std::ldexp(float(mantissa), -24);
+        return h & 0x8000 ? -v : v;
+    }
+
+  private:
+    template <class T> static T read(const uint8_t *p, int64_t i) {
+        T v;
+        std::memcpy(&v, p + i * int64_t(sizeof(T)), sizeof(T));
+        return v;
+    }
+    static void put(uint8_t *p, int64_t i, uint16_t v) { std::memcpy(p + i * 2, &v, 2); }
+    static uint32_t bits_of(float x) {
+        uint32_t bits;
+        std::memcpy(&bits, &x, 4);
+        return bits;
+    }
+    // Cut to a half's ten bits, and kept normal.
+    static float half_of(float x) {
+        const uint32_t bits = bits_of(x) & 0xffffe000u;
+        std::memcpy(&x, &bits, 4);
+        return std::fabs(x) < 0x1p-14f ? std::copysign(0x1p-14f, x) : x;
+    }
+    void write(uint8_t *p, int i, float value) const {
+        if (w.wide) std::memcpy(p + i * 4, &value, 4);
+        else put(p, i, half(value));
+    }
+};
+
+// Rows of rounded activations.
+struct Rounded {
+    std::vector<int8_t> q;
+    std::vector<float> d, ds, ds16;
+    std::vector<int32_t> s16;
+    Quantised view;
+    Rounded(int64_t rows, int64_t k)
+        : q(size_t(rows * k)), d(size_t(rows * k / QBLOCK)), ds(d.size()), ds16(d.size() * 2), s16(d.size() * 2),
+          view{q.data(), d.data(), ds.data(), ds16.data(), s16.data(), k} {}
+    Rounded(const Rounded &) = delete;
+    // Any activations, and scales that are powers of two.
+    void fill(Random &random) {
+        for (int8_t &x : q) x = int8_t(random.between(-127, 127));
+        for (size_t b = 0; b < d.size(); b++) {
+            d[b] = float(1 << random.below(2)) / 32.0f;
+            for (size_t h = 0; h < 2; h++) {
+                s16[2 * b + h] = 0;
+                for (size_t i = 0; i < 16; i++) s16[2 * b + h] += q[b * 32 + h * 16 + i];
+                ds16[2 * b + h] = d[b] * float(s16[2 * b + h]);
+            }
+            ds[b] = d[b] * float(s16[2 * b] + s16[2 * b + 1]);
+        }
+    }
+};
+
+void test_quantise(Pair p) {
+    Random random{1};
+    const int64_t rows = 40, k = 160;
+    std::vector<float> x;
+    for (int64_t r = 0; r < rows; r++) {
+        auto row = random.normals(k, std::ldexp(1.0f, int(random.between(-60, 60))));
+        if (r % 4 == 1) // a scale of one, and ties
+            for (size_t i = 0; i < row.size(); i++) row[i] = i % QBLOCK == 5 ? 127.0f : float(random.between(-126, 126)) + 0.5f;
+        if (r % 4 == 2) std::fill(row.begin(), row.begin() + QBLOCK, r % 8 == 2 ? 0.0f : -0.0f);
+        x.insert(x.end(), row.begin(), row.end());
+    }
+    Rounded found(rows, k), truth(rows, k);
+    for (int64_t r = 0; r < rows; r++) p.k.quantise(x.data(), r, found.view), p.plain.quantise(x.data(), r, truth.view);
+    same("q", found.q, truth.q), same("d", found.d, truth.d), same("ds", found.ds, truth.ds);
+    same("ds16", found.ds16, truth.ds16), same("s16", found.s16, truth.s16);
+    p.note(found.q, truth.q), p.note(found.ds, truth.ds), p.note(found.ds16, truth.ds16);
+    for (size_t i = 0; i < x.size(); i++) near("q", i, double(truth.q[i]) * truth.d[i / QBLOCK], x[i], 0.500001 * truth.d[i / QBLOCK]);
+}
+
+// Where a product of one tile goes within a matrix of results.
+Output output(std::vector<float> &out, int64_t row0, int64_t tile, int64_t ld, const std::vector<float> *bias, bool accumulate) {
+    return {out.data() + row0 * ld + tile * LANES, ld, bias ? bias->data() + tile * LANES : nullptr, accumulate};
+}
+
+// One product in all its ways; `run(kernels, tile, row0, rows, output)` computes a tile, `oracle(row, n, magnitude)` gives the
+// true value and the sum of what it is made of, and takes `terms` additions.
+template <class Run, class Oracle>
+void product(Pair p, Random &random, const Packed &w, int64_t rows, bool exact, Run run, Oracle oracle, double terms) {
+    const int64_t row0 = random.below(3), all = row0 + rows, ld = w.n + 16 * random.below(2);
+    std::vector<float> start = random.normals(all * ld), bias = random.normals(w.n);
+    if (exact)
+        for (auto *v : {&start, &bias})
+            for (float &x : *v) x = float(random.between(-64, 64));
+    for (const bool more : {false, true}) {
+        const std::vector<float> *b = more ? &bias : nullptr;
+        auto found = start, truth = start, alone = start, aside = start;
+        for (int64_t t = 0; t < w.n / LANES; t++) {
+            run(p.k, t, row0, rows, output(found, row0, t, ld, b, more));
+            run(p.plain, t, row0, rows, output(truth, row0, t, ld, b, more));
+            for (int64_t r = row0; r < all; r++) run(p.k, t, r, 1, output(alone, r, t, ld, b, more));
+            std::vector<float> product(size_t(rows * LANES));
+            run(p.k, t, row0, rows, {product.data(), LANES, nullptr, false});
+            p.k.place(product.data(), rows, output(aside, row0, t, ld, b, more));
+        }
+        same("a row alone", alone, found);
+        same("computed aside", aside, found);
+        if (exact) same("exact", found, truth);
+        p.note(found, truth);
+        for (int64_t r = 0; r < all; r++)
+            for (int64_t n = 0; n < ld; n++) {
+                const size_t i = size_t(r * ld + n);
+                if (r < row0 || n >= w.n) {
+                    if (found[i] != start[i]) fail("wrote outside its place, at row %d column %d", int(r), int(n));
+                    continue;
+                }
+                double size = 0.0, value = oracle(r, n, size);
+                if (more) value += double(bias[size_t(n)]) + start[i], size += std::fabs(bias[size_t(n)]) + std::fabs(start[i]);
+                const double bound = (terms + 4) * ROUNDING * size;
+                near("found", i, found[i], value, bound), near("portable", i, truth[i], value, bound);
+            }
+    }
+}
+
+void test_gemm_int(Pair p) {
+    Random random{2};
+    for (const char *format : {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"})
+        for (int64_t rows = 1; rows <= 9; rows++)
+            for (const bool exact : {true, false}) {
+                place = std::string(p.k.name) + " gemm_int " + format + " rows " + std::to_string(rows) + (exact ? " exact" : "");
+                const int64_t k = 32 * random.between(1, 5), n = random.between(1, 40);
+                const Matrix m(format, n, k, random, exact);
+                Rounded x(rows + 2, k);
+                if (exact) x.fill(random);
+                else
+                    for (int64_t r = 0; r < rows + 2; r++) p.plain.quantise(random.normals((rows + 2) * k).data(), r, x.view);
+                std::vector<uint8_t> scratch(size_t(16 * k));
+                const auto run = [&](const Kernels &kernels, int64_t tile, int64_t row0, int64_t count, const Output &out) {
+                    kernels.gemm_int(m.w, tile, x.view, row0, count, out, scratch.data());
+                };
+                const auto oracle = [&](int64_t r, int64_t column, double &size) {
+                    double sum = 0.0;
+                    for (int64_t b = 0; b < k / 16; b++) { // the smallest piece with a scale
+                        double scale, min, dot = 0.0, total = 0.0;
+                        int q;
+                        for (int64_t i = b * 16; i < b * 16 + 16; i++) {
+                            m.at(column, i, scale, min, q);
+                            const int a = x.q[size_t(r * k + i)];
+                            dot += double(q * a), total += a;
+                        }
+                        const double d = x.d[size_t((r * k + b * 16) / QBLOCK)];
+                        sum += d * (scale * dot + min * total), size += d * (std::fabs(scale * dot) + std::fabs(min * total));
+                    }
+                    return sum;
+                };
+                product(p, random, m.w, rows, exact, run, oracle, 2.0 * double(k) / m.w.block);
+            }
+}
+
+void test_gemm_float(Pair p) {
+    Random random{3};
+    for (const char *format : {"F32", "BF16", "F16"})
+        for (int64_t rows = 1; rows <= 9; rows++)
+            for (const bool exact : {true, false}) {
+                place = std::string(p.k.name) + " gemm_float " + format + " rows " + std::to_string(rows) + (exact ? " exact" : "");
+                const int64_t k = 16 * random.between(1, 6), n = random.between(1, 40), ldx = k + random.below(20);
+                const Matrix m(format, n, k, random, exact);
+                auto x = random.normals((rows + 2) * ldx);
+                if (exact)
+                    for (float &v : x) v = float(random.between(-31, 31));
+                const auto run = [&](const Kernels &kernels, int64_t tile, int64_t row0, int64_t count, const Output &out) {
+                    kernels.gemm_float(m.w, tile, x.data(), ldx, row0, count, out);
+                };
+                const auto oracle = [&](int64_t r, int64_t column, double &size) {
+                    double sum = 0.0;
+                    for (int64_t i = 0; i < k; i++) {
+                        double value, min;
+                        int q;
+                        m.at(column, i, value, min, q);
+                        value *= x[size_t(r * ldx + i)];
+                        sum += value, size += std::fabs(value);
+                    }
+                    return sum;
+                };
+                product(p, random, m.w, rows, exact, run, oracle, double(k) / 2);
+            }
+}
+
+void test_embed(Pair p) {
+    Random random{4};
+    for (const char *format : {"F32", "BF16", "F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}) {
+        place = std::string(p.k.name) + " embed " + format;
+        const int64_t k = 96, n = 35;
+        const Matrix m(format, n, k, random, false);
+        for (const int64_t token : {0, 7, 16, 34}) {
+            std::vector<float> found(static_cast<size_t>(k)), truth = found;
+            p.k.embed(m.w, token, found.data(), k);
+            p.plain.embed(m.w, token, truth.data(), k);
+            same("value", found, truth);
+            p.note(found, truth);
+            for (int64_t i = 0; i < k; i++) {
+                double scale, min;
+                int q;
+                m.at(token, i, scale, min, q);
+                near("value", size_t(i), found[size_t(i)], scale * q + min, 2 * ROUNDING * (std::fabs(scale * q) + std::fabs(min)));
+            }
+        }
+    }
+    place = std::string(p.k.name) + " embed, every half";
+    std::vector<uint16_t> halves(65536);
+    for (size_t i = 0; i < halves.size(); i++) halves[i] = uint16_t((i & 0x7c00) == 0x7c00 ? i & 0xfc00 : i); // no NaNs
+    Packed w = packed_shape("F16", LANES, int64_t(halves.size()) / LANES);
+    w.data = reinterpret_cast<const uint8_t *>(halves.data());
+    for (int64_t lane = 0; lane < LANES; lane++) {
+        std::vector<float> found(static_cast<size_t>(w.k)), truth = found;
+        p.k.embed(w, lane, found.data(), w.k);
+        p.plain.embed(w, lane, truth.data(), w.k);
+        same("value", found, truth);
+    }
+}
+
+void test_rms_norm(Pair p) {
+    Random random{5};
+    for (int64_t width = 1; width <= 100; width += random.between(1, 4))
+        for (const bool exact : {true, false}) {
+            place = std::string(p.k.name) + " rms_norm " + std::to_string(width) + (exact ? " exact" : "");
+            auto x = random.normals(width, 3.0f);
+            if (exact)
+                for (float &v : x) v = float(random.between(-63, 63));
+            const auto weight = random.normals(width);
+            const float eps = exact ? 0x1p-10f : 1e-5f;
+            std::vector<float> found(static_cast<size_t>(width)), truth = found;
+            p.k.rms_norm(x.data(), weight.data(), eps, width, found.data());
+            p.plain.rms_norm(x.data(), weight.data(), eps, width, truth.data());
+            if (exact) same("value", found, truth);
+            p.note(found, truth);
+            double total = 0.0;
+            for (const float v : x) total += double(v) * v;
+            const double inverse = 1.0 / std::sqrt(total / double(width) + double(eps));
+            for (size_t i = 0; i < x.size(); i++) {
+                const double value = double(weight[i]) * x[i] * inverse, bound = (double(width) / 16 + 24) * ROUNDING * std::fabs(value);
+                near("found", i, found[i], value, bound), near("portable", i, truth[i], value, bound);
+            }
+        }
+}
+
+void test_rotate(Pair p) {
+    Random random{6};
+    for (int64_t half = 1; half <= 65; half += random.between(1, 3)) {
+        place = std::string(p.k.name) + " rotate " + std::to_string(half);
+        const auto start = random.normals(2 * half + 3), cos = random.normals(half), sin = random.normals(half);
+        auto found = start, truth = start;
+        p.k.rotate(found.data(), cos.data(), sin.data(), half, 2 * half);
+        p.plain.rotate(truth.data(), cos.data(), sin.data(), half, 2 * half);
+        same("value", found, truth);
+        p.note(found, truth);
+        for (size_t i = 0; i < size_t(half); i++) {
+            const double a = start[i], b = start[i + size_t(half)], c = cos[i], s = sin[i], bound = 2 * ROUNDING * (std::fabs(a) + std::fabs(b)) * 6;
+            near("first", i, found[i], a * c - b * s, bound), near("second", i, found[i + size_t(half)], b * c + a * s, bound);
+        }
+    }
+}
+
+void test_silu_mul(Pair p) {
+    Random random{7};
+    for (int64_t width = 16; width <= 208; width += 16) {
+        place = std::string(p.k.name) + " silu_mul " + std::to_string(width);
+        auto gate = random.normals(width, width % 32 ? 2.0f : 25.0f);
+        const auto up = random.normals(width);
+        const float ends[] = {0.0f, -0.0f, 87.0f, -87.0f, 87.4f, -87.4f, 1e-30f, -1e-30f, 1e37f, -1e37f, 87.33654f, -87.33654f};
+        if (width == 208) std::copy(std::begin(ends), std::end(ends), gate.begin() + 11);
+        std::vector<float> found(static_cast<size_t>(width)), truth = found;
+        p.k.silu_mul(gate.data(), up.data(), width, found.data());
+        p.plain.silu_mul(gate.data(), up.data(), width, truth.data());
+        p.note(found, truth);
+        for (size_t i = 0; i < gate.size(); i++) {
+            const double value = double(gate[i]) / (1.0 + std::exp(-double(gate[i]))) * up[i];
+            const double bound = 8 * ROUNDING * std::fabs(value) + 1e-36 * std::fabs(double(gate[i]) * up[i]); // 0 below -87.3
+            near("found", i, found[i], value, bound), near("portable", i, truth[i], value, bound);
+        }
+    }
+}
+
+void test_gate_block(Pair p) {
+    Random random{10};
+    for (int64_t rows = 1; rows <= 9; rows++) {
+        place = std::string(p.k.name) + " gate_block rows " + std::to_string(rows);
+        const int64_t row0 = random.below(3), k = 96, block = random.below(3);
+        const auto gate = random.normals(2 * rows * LANES, 3.0f), up = random.normals(2 * rows * LANES);
+        Rounded found(row0 + rows, k), truth(row0 + rows, k), apart(row0 + rows, k);
+        p.k.gate_block(gate.data(), up.data(), rows, row0, block, found.view);
+        p.plain.gate_block(gate.data(), up.data(), rows, row0, block, truth.view);
+        for (int64_t r = 0; r < rows; r++) { // the same as silu_mul, then quantise
+            std::vector<float> g(static_cast<size_t>(k)), u = g, values = g;
+            for (int64_t i = 0; i < QBLOCK; i++) {
+                g[size_t(block * QBLOCK + i)] = gate[size_t((i / LANES * rows + r) * LANES + i % LANES)];
+                u[size_t(block * QBLOCK + i)] = up[size_t((i / LANES * rows + r) * LANES + i % LANES)];
+            }
+            p.k.silu_mul(g.data(), u.data(), k, values.data());
+            values.insert(values.begin(), size_t((row0 + r) * k), 0.0f);
+            p.k.quantise(values.data(), row0 + r, apart.view);
+        }
+        same("q", found.q, apart.q), same("d", found.d, apart.d), same("ds", found.ds, apart.ds);
+        same("ds16", found.ds16, apart.ds16), same("s16", found.s16, apart.s16);
+        p.note(found.q, truth.q), p.note(found.ds, truth.ds), p.note(found.ds16, truth.ds16);
+        for (size_t b = 0; b < truth.d.size(); b++) near("d", b, found.d[b], truth.d[b], 16 * ROUNDING * truth.d[b]);
+        for (size_t i = 0; i < truth.q.size(); i++) near("q", i, found.q[i], truth.q[i], 1.0); // a tie may round either way
+    }
+}
+
+// A pool of KV pages that has been written by a kernel, and what was asked to be in it.
+struct Cache {
+    int kv_heads, head_dim;
+    std::vector<int32_t> table;
+    std::vector<uint16_t> keys, values;
+    Cache(int kv_heads, int head_dim, int64_t positions, Random &random) : kv_heads(kv_heads), head_dim(head_dim) {
+        const int64_t pages = (positions + PAGE - 1) / PAGE;
+        for (int64_t i = 0; i < pages; i++) table.push_back(int32_t(i));
+        for (size_t i = table.size(); i > 1; i--) std::swap(table[i - 1], table[size_t(random.below(int64_t(i)))]);
+        keys.resize(size_t(pages * kv_heads * head_dim * PAGE));
+        values.resize(size_t(pages * kv_heads * padded_dim(head_dim) * PAGE));
+    }
+    int64_t slot(int64_t position) const { return int64_t(table[size_t(position / PAGE)]) * PAGE + position % PAGE; }
+    static size_t split(int64_t i) { return size_t(i < 8 ? 2 * i : 2 * i - 15); }
+    float key(int64_t position, int head, int d) const {
+        const int64_t s = slot(position);
+        return bf16(keys[size_t(((s / PAGE * kv_heads + head) * head_dim + d) * PAGE) + split(s % PAGE)]);
+    }
+    float value(int64_t position, int head, int d) const {
+        const int64_t s = slot(position);
+        return bf16(values[size_t(((s / PAGE * kv_heads + head) * PAGE + s % PAGE) * padded_dim(head_dim) + d / LANES * LANES) + split(d % LANES)]);
+    }
+};
+
+// Attention of consecutive queries of one sequence: stores, whole chunks, single queries, and pieces that are merged.
+void attention(Pair p, Random &random, int kv_heads, int group, int head_dim, int64_t context, int64_t count, int64_t window) {
+    const int heads = kv_heads * group, dim = padded_dim(head_dim);
+    place = std::string(p.k.name) + " attention heads " + std::to_string(kv_heads) + "x" + std::to_string(group) + " of " + std::to_string(head_dim) +
+            ", " + std::to_string(count) + " queries at " + std::to_string(context) + ", window " + std::to_string(window);
+    const int64_t end = context + count, before = random.below(3), ldq = heads * head_dim + 5, ldo = heads * head_dim + 7;
+    Cache cache(kv_heads, head_dim, end, random), plain_cache = cache;
+    double largest = 0.0;
+    for (int64_t i = 0; i < end; i++) {
+        const auto k = random.normals(kv_heads * head_dim), v = random.normals(kv_heads * head_dim);
+        p.k.store_kv(k.data(), v.data(), cache.slot(i), kv_heads, head_dim, cache.keys.data(), cache.values.data());
+        p.plain.store_kv(k.data(), v.data(), cache.slot(i), kv_heads, head_dim, plain_cache.keys.data(), plain_cache.values.data());
+        for (int d = 0; d < kv_heads * head_dim; d++) {
+            const size_t at = size_t(d);
+            near("key", at, cache.key(i, d / head_dim, d % head_dim), k[at], 0x1p-8 * std::fabs(k[at]));
+            near("value", at, cache.value(i, d / head_dim, d % head_dim), v[at], 0x1p-8 * std::fabs(v[at]));
+            largest = std::max(largest, std::fabs(double(v[at])));
+        }
+    }
+    same("keys", cache.keys, plain_cache.keys), same("values", cache.values, plain_cache.values);
+    const auto q = random.normals((before + count) * ldq);
+    const float scale = 1.0f / 8.0f;
+    const Sequence sequence{before, count, context, cache.table.data()};
+    std::vector<float> scratch(attention_scratch(count * group, head_dim)), found(size_t((before + count) * ldo), 7.0f);
+    auto truth = found, alone = found, merged = found;
+    const auto arguments = [&](std::vector<float> &out) {
+        return AttentionArgs{q.data(), ldq, out.data(), ldo, heads, kv_heads, head_dim, scale, window, cache.keys.data(), cache.values.data()};
+    };
+    for (int h = 0; h < kv_heads; h++) {
+        p.k.attend(arguments(found), sequence, h, 0, count, scratch.data());
+        p.plain.attend(arguments(truth), sequence, h, 0, count, scratch.data());
+        for (int64_t i = 0; i < count; i++) {
+            p.k.attend(arguments(alone), sequence, h, i, 1, scratch.data());
+            const int64_t position = context + i, pieces = position / SPLIT + 1, middle = random.between(0, pieces), stride = pieces * (dim + 2);
+            const int64_t first = window > 0 && position + 1 > window ? (position + 1 - window) / SPLIT : 0;
+            std::vector<float> partial(size_t(group * stride));
+            for (const auto &[from, to] : {std::pair{first, std::max(first, middle)}, std::pair{std::max(first, middle), pieces}})
+                p.k.attend_pieces(arguments(merged), sequence, h, i, from, to, partial.data(), stride, scratch.data());
+            for (int g = 0; g < group; g++)
+                p.k.merge_pieces(partial.data() + g * stride, first, pieces, head_dim,
+                                 merged.data() + (before + i) * ldo + (h * group + g) * head_dim);
+        }
+    }
+    same("a query alone", alone, found);
+    same("merged pieces", merged, found);
+    p.note(cache.keys, plain_cache.keys), p.note(cache.values, plain_cache.values), p.note(found, truth);
+    for (size_t i = 0; i < found.size(); i++) {
+        const int64_t row = int64_t(i) / ldo - before, column = int64_t(i) % ldo;
+        if (row < 0 || column >= heads * head_dim) {
+            if (found[i] != 7.0f) fail("wrote outside its place");
+            continue;
+        }
+        if (column % head_dim) continue; // a head at a time
+        const int head = int(column) / head_dim, kv = head / group;
+        const int64_t hi = context + row, lo = window > 0 && hi + 1 > window ? hi + 1 - window : 0;
+        std::vector<double> score, out(static_cast<size_t>(head_dim));
+        double top = -1e300, size = 0.0, sum = 0.0;
+        for (int64_t t = lo; t <= hi; t++) {
+            double s = 0.0, magnitude = 0.0;
+            for (int d = 0; d < head_dim; d++) {
+                const double term = double(q[size_t((before + row) * ldq + head * head_dim + d)]) * cache.key(t, kv, d) * double(scale);
+                s += term, magnitude += std::fabs(term);
+            }
+            score.push_back(s), top = std::max(top, s), size = std::max(size, magnitude);
+        }
+        for (double &s : score) s = std::exp(s - top), sum += s;
+        for (int64_t t = lo; t <= hi; t++)
+            for (int d = 0; d < head_dim; d++) out[size_t(d)] += score[size_t(t - lo)] / sum * cache.value(t, kv, d);
+        // Scores are off by head_dim roundings of their terms, which e^x makes relative; then sums over positions.
+        const double bound = (2.0 * (head_dim + 4) * size + 2.0 * SPLIT + double(end) / SPLIT + 20) * ROUNDING * largest;
+        for (size_t d = 0; d < out.size(); d++) near("found", i + d, found[i + d], out[d], bound), near("portable", i + d, truth[i + d], out[d], bound);
+    }
+}
+
+void test_attention(Pair p) {
+    Random random{8};
+    for (const int head_dim : {16, 20, 64, 80})
+        for (const int group : {1, 3, 4}) {
+            const int64_t most = 48 / group, many = random.between(1, most), few = random.between(1, 9); // in this order on every machine
+            const int64_t context = random.between(40, 260), window = random.between(1, 100);
+            attention(p, random, 2, group, head_dim, 0, most, 0);
+            attention(p, random, 1, group, head_dim, context, many, 0);
+            attention(p, random, 1, group, head_dim, context, few, window);
+        }
+}
+
+struct Drawn {
+    std::vector<int32_t> tokens; // the token, then the likeliest
+    std::vector<float> logprobs, logits;
+};
+
+Drawn draw(const Kernels &k, SampleArgs a, const std::vector<float> &row) {
+    Drawn r{std::vector<int32_t>(size_t(1 + std::max(0, a.logprobs))), std::vector<float>(size_t(1 + std::max(0, a.logprobs))), row};
+    std::vector<float> scratch(size_t(3 * a.padded));
+    a.logits = r.logits.data(), a.top_token = r.tokens.data() + 1, a.top_logprob = r.logprobs.data() + 1;
+    const Sampled s = k.sample(a, scratch.data());
+    r.tokens[0] = s.token, r.logprobs[0] = s.logprob;
+    return r;
+}
+
+void test_sample(Pair p) {
+    Random random{9};
+    for (int i = 0; i < 600; i++) {
+        place = std::string(p.k.name) + " sample " + std::to_string(i);
+        SampleArgs a{};
+        a.vocab = random.between(1, 700);
+        a.padded = (a.vocab + random.below(40) + 15) / 16 * 16;
+        auto logits = random.normals(a.padded, 3.0f);
+        if (i % 3 == 0) // ties
+            for (float &x : logits) x = std::round(x * 2.0f);
+        if (i % 50 == 7) std::fill(logits.begin(), logits.end(), -INFINITY);
+        if (i % 50 == 8) std::fill(logits.begin(), logits.end(), NAN);
+        if (i % 50 == 9 && a.vocab > 2 * LANES) logits[size_t(random.below(LANES))] = NAN; // the largest number is what counts
+        if (i % 11 == 5)
+            for (size_t t = 0; t < logits.size(); t += 3) logits[t] = -INFINITY;
+        a.temperature = i % 4 == 0 ? 0.0f : 0.2f + random.uniform() * 1.5f;
+        a.top_k = random.below(2) ? 0 : int32_t(random.between(1, 60));
+        a.top_p = random.below(2) ? 1.0f : 0.05f + 0.95f * random.uniform();
+        a.min_p = random.below(3) ? 0.0f : 0.3f * random.uniform();
+        a.repetition = 1.0f;
+        a.position = int32_t(random.below(100000)), a.seed = random.next();
+        a.forced = i % 13 == 6 ? int32_t(random.below(a.vocab)) : -1;
+        a.logprobs = i % 5 ? int32_t(random.between(-1, 9)) : -1;
+        std::vector<int32_t> seen, counts, biased;
+        std::vector<float> bias;
+        if (i % 3 == 1) {
+            a.presence = random.normal(), a.frequency = random.normal(), a.repetition = 1.0f + random.uniform();
+            for (int j = 0; j < 20; j++) seen.push_back(int32_t(random.below(a.vocab))), counts.push_back(int32_t(random.below(4)));
+            for (int j = 0; j < 5; j++) biased.push_back(int32_t(random.below(a.vocab))), bias.push_back(10.0f * random.normal());
+        }
+        a.seen_token = seen.data(), a.seen_count = counts.data(), a.seen = int64_t(seen.size());
+        a.bias_token = biased.data(), a.bias_value = bias.data(), a.biases = int64_t(biased.size());
+        const Drawn found = draw(p.k, a, logits), truth = draw(p.plain, a, logits);
+        same("token", found.tokens, truth.tokens);
+        same("logits", found.logits, truth.logits);
+        p.note(found.tokens, truth.tokens); // probabilities go through the system's logarithm
+        for (size_t j = 0; j < truth.logprobs.size(); j++) {
+            const double x = found.logprobs[j], y = truth.logprobs[j];
+            if (std::isfinite(y)) near("logprob", j, x, y, 16 * ROUNDING * (16.0 + std::fabs(y)));
+            else if (std::isnan(x) != std::isnan(y) || (!std::isnan(y) && x != y)) fail("logprob is %g, not %g", x, y);
+        }
+        if (a.temperature > 0.0f || a.forced >= 0 || a.seen || i % 50 == 8 || i % 50 == 9) continue;
+        const auto best = std::max_element(logits.begin(), logits.begin() + a.vocab); // the first one
+        const int32_t greedy = *best > -INFINITY ? int32_t(best - logits.begin()) : -1;
+        if (found.tokens[0] != greedy) fail("token %d is not the likeliest, %d", found.tokens[0], greedy);
+    }
+}
+
+void test_all(Pair p) {
+    const auto test = [&](const char *name, void (*run)(Pair)) {
+        place = std::string(p.k.name) + " " + name;
+        run(p);
+    };
+    test("quantise", test_quantise), test("gemm_int", test_gemm_int), test("gemm_float", test_gemm_float), test("embed", test_embed);
+    test("rms_norm", test_rms_norm), test("rotate", test_rotate), test("silu_mul", test_silu_mul);
+    test("gate_block", test_gate_block), test("attention", test_attention), test("sample", test_sample);
+}
+
+} // namespace
+
+int main(int count, char **arguments) {
+    const std::vector<std::string> names = available();
+    std::string list;
+    for (const auto &name : names) list += (list.empty() ? "" : " ") + name;
+    const char *expected = nullptr, *file = nullptr;
+    for (int i = 1; i < count; i += 2) {
+        const std::string option = arguments[i];
+        if (i + 1 == count || (option != "--expect" && option != "--digest")) {
+            std::fprintf(stderr, "usage: kernels_test [--expect NAMES] [--digest FILE]\n");
+            return 2;
+        }
+        (option == "--expect" ? expected : file) = arguments[i + 1];
+    }
+    if (expected && list != expected) {
+        std::printf("FAILED: this machine runs '%s', not '%s'\n", list.c_str(), expected);
+        return 1;
+    }
+    Digest plain, fused;
+    for (size_t i = 0; i < names.size(); i++) {
+        Digest digest, again;
+        test_all({*chosen(names[i]), *kernels_portable(), digest, again});
+        place = names[i];
+        if (names[i] == "portable" && names.size() > 1 && again.hash != plain.hash) fail("gave other bits the second time");
+        if (names[i] != "portable" && i > 0 && digest.hash != fused.hash) fail("gave other bits than %s", names[0].c_str());
+        if (names[i] != "portable") fused = digest;
+        plain = again;
+        std::printf("%-8s %016llx  %d failures\n", names[i].c_str(), static_cast<unsigned long long>(digest.hash), failures);
+    }
+    if (file) {
+        std::FILE *f = std::fopen(file, "w");
+        if (!f) {
+            std::perror(file);
+            return 2;
+        }
+        std::fprintf(f, "portable %016llx\nfused %016llx\n", static_cast<unsigned long long>(plain.hash), static_cast<unsigned long long>(fused.hash));
+        std::fclose(f);
+    }
+    return failures != 0;
+}

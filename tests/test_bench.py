@@ -1,0 +1,59 @@
+"""The files that the benchmarks make are models that can be served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench import quality, shapes
+from tailrace.backends.cpu import CpuBackend
+from tailrace.backends.reference import ReferenceBackend, dequantize
+from tailrace.engine.assets import open_model
+from tailrace.models import load_model, open_checkpoint
+from tailrace.models.rope import RopeConfig, build_rope
+from tests.batches import logits_of
+from tests.models import random_llama
+
+PROMPT = np.random.default_rng(1).integers(0, 200, 40).tolist()
+
+
+@pytest.mark.parametrize(("kind", "vocab"), [("q4_0", 300), ("q8_0", 60_000)])
+def test_a_shapes_file_is_a_model_with_random_weights(
+    kind: str, vocab: int, tmp_path: Path, smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = shapes.Shape(2, 256, 4, 2, 512, vocab, 500_000.0, 4096, tied=vocab < 1000, factor=32.0)
+    monkeypatch.setitem(shapes.SHAPES, "small", small)
+    path = shapes.file_of(f"small-{kind}", tmp_path, smollm2)
+    assert abs(path.stat().st_size - shapes.size_of(f"small-{kind}")) < 4_000_000  # the header, tokenizer and all
+    opened = open_model(path, tmp_path / "cache", tokenizer=True)
+    assert len(opened.table) == vocab
+    model = load_model(opened.checkpoint, max_context=64)
+    for weight in model.weights():
+        if len(weight.shape) == 2:
+            assert dequantize(weight).std() == pytest.approx(shapes.SPREAD, rel=0.1)
+    backend = CpuBackend(model, pages=8, max_context=64, step_tokens=64, max_running=1, threads=1)
+    logits = logits_of(backend, PROMPT, [39])
+    assert 0.01 < logits.std() < 10
+    assert np.isfinite(logits).all()
+
+
+def test_the_ropes_divisors_are_those_of_llama_3() -> None:
+    shape = shapes.SHAPES["llama-1b"]
+    plain = RopeConfig("default", shape.theta)
+    scaled = RopeConfig("llama3", shape.theta, factor=shape.factor, original_context=8192)
+    found = build_rope(plain, shape.head_dim, 8192, shapes.rope_divisors(shape))
+    np.testing.assert_allclose(found.inv_freq, build_rope(scaled, shape.head_dim, 8192).inv_freq, rtol=1e-5)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_model_with_shuffled_channels_computes_the_same(tied: bool, tmp_path: Path) -> None:
+    """Else what quantising it costs would be that of another model."""
+    checkpoint = open_checkpoint(random_llama.write(tmp_path / "m", tied=tied))
+    model = load_model(checkpoint)
+    (tmp_path / "copy").mkdir()
+    copied = load_model(open_checkpoint(quality.copy_as_bf16(checkpoint, model.config, tmp_path / "copy")))
+    assert not np.array_equal(copied.layers[0].down.data, model.layers[0].down.data)
+    truth, found = (logits_of(ReferenceBackend(one, pages=4), PROMPT, range(40)) for one in (model, copied))
+    assert np.abs(found - truth).max() < 1e-4
