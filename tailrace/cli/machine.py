@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from tailrace.backends.cpu.machine import Ceilings, Roofline, StepPoints
 
-BUSY = 0.5
-"""Load, as a share of the cores, from which on the ceilings are not to be trusted."""
+BUSY = 0.1
+"""Share of the cores that others may use before it is said."""
 
 WIDE = 96
 """Columns that the whole table takes."""
@@ -120,10 +120,11 @@ def show(ceilings: Ceilings, roofline: Roofline | None, saved: Path | None, *, h
         _show_roofline(console, roofline)
     elif hint:
         console.print("For a model's operations under these ceilings: tailrace machine MODEL, or tailrace pull first.")
-    cores = ceilings.machine.cores
-    if ceilings.load_average > BUSY * cores:
-        load = f"{ceilings.load_average:.1f} on {cores} core{'s' if cores > 1 else ''}"
-        console.print(f"[yellow]The machine was busy (load {load}): the ceilings are too low.[/yellow]")
+    for what, busy in (("ceilings", ceilings), ("model's times", roofline)):
+        used = busy.others_cores if busy is not None else None
+        if used is not None and used > BUSY * ceilings.machine.cores:
+            console.print(f"[yellow]While the {what} were measured, others used {used:.1f} of {ceilings.machine.cores} "
+                          "cores: this machine is better than that.[/yellow]", soft_wrap=True)  # fmt: skip
 
 
 def _show_ceilings(console: Console, ceilings: Ceilings) -> None:
@@ -136,7 +137,7 @@ def _show_ceilings(console: Console, ceilings: Ceilings) -> None:
     counts = sorted({found.threads for found in ceilings.bandwidths})
     console.print(f"[bold]{escape(machine.cpu)}[/bold]", soft_wrap=True)
     console.print(f"{machine.cores} cores, {machine.kernels} kernels, tailrace {machine.version}, "
-                  f"{ceilings.measured_at}, load {ceilings.load_average:.1f}\n", soft_wrap=True)  # fmt: skip
+                  f"{ceilings.measured_at}\n", soft_wrap=True)  # fmt: skip
     table = Table("reading, GB/s", *(f"{n} thread{'s' * (n > 1)}" for n in counts), "bytes a thread", box=None,
                   header_style="bold")  # fmt: skip
     for level in dict.fromkeys(found.level for found in ceilings.bandwidths):

@@ -1,5 +1,6 @@
 #include "ceilings.h"
 
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -8,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <new>
 #include <thread>
@@ -41,6 +43,42 @@ template <class Done> void wait_until(Done done) {
         relax();
         if (i > SPIN) std::this_thread::yield();
     }
+}
+
+// Keeps the calling thread on a core of its own, where each of `threads` threads can have one of all that are allowed; a
+// busy machine may else have two of them take turns on one. With fewer, the system knows best which cores are apart.
+void settle(int thread, int threads) {
+#if defined(__linux__)
+    cpu_set_t allowed;
+    if (sched_getaffinity(getpid(), sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) != threads) return;
+    int left = thread;
+    for (int core = 0; core < CPU_SETSIZE; core++)
+        if (CPU_ISSET(core, &allowed) && left-- == 0) {
+            cpu_set_t own;
+            CPU_ZERO(&own);
+            CPU_SET(core, &own);
+            sched_setaffinity(0, sizeof own, &own); // 0 is this thread; a refusal is no harm
+            return;
+        }
+#else
+    (void)thread, (void)threads;
+#endif
+}
+
+// Calls on a thread that is settled, and leaves the caller where it was.
+template <class Call> auto apart(int threads, Call call) {
+    decltype(call()) result{};
+    std::exception_ptr failed;
+    std::thread([&] {
+        settle(0, threads);
+        try {
+            result = call();
+        } catch (...) {
+            failed = std::current_exception();
+        }
+    }).join();
+    if (failed) std::rethrow_exception(failed);
+    return result;
 }
 
 // Memory that is its own, aligned to pages and not touched yet.
@@ -94,6 +132,7 @@ class Crew {
 
   private:
     void loop(int thread) {
+        settle(thread, threads_);
         for (uint32_t seen = 0;; seen++) {
             waiting_.fetch_add(1);
             wait_until([&] { return epoch_.load(std::memory_order_acquire) != seen; });
@@ -149,32 +188,37 @@ Spread read_rate(const Kernels &k, int64_t bytes, int threads, double seconds) {
     std::vector<Fresh> data;
     for (int t = 0; t < threads; t++) data.emplace_back(bytes);
     std::vector<char> touched(size_t(threads) * 64);
-    Spread best{0.0, 0.0};
-    for (const int64_t ahead : {int64_t(0), AHEAD}) { // which is faster depends on the machine
-        const Spread s = rate(threads, double(bytes), seconds / 2, [&](int thread, int64_t times) {
-            const Fresh &own = data[size_t(thread)];
-            if (!touched[size_t(thread) * 64]) std::memset(own.data(), 1, own.bytes()); // by its reader: its pages are near it
-            touched[size_t(thread) * 64] = 1;
-            sink.fetch_add(uint64_t(k.read_all(own.data(), bytes, times, ahead)), std::memory_order_relaxed);
-        });
-        if (s.best > best.best) best = s;
-    }
-    return best;
+    return apart(threads, [&] {
+        Spread best{0.0, 0.0};
+        for (const int64_t ahead : {int64_t(0), AHEAD}) { // which is faster depends on the machine
+            const Spread s = rate(threads, double(bytes), seconds / 2, [&](int thread, int64_t times) {
+                const Fresh &own = data[size_t(thread)];
+                if (!touched[size_t(thread) * 64]) std::memset(own.data(), 1, own.bytes()); // by its reader: its pages are near it
+                touched[size_t(thread) * 64] = 1;
+                sink.fetch_add(uint64_t(k.read_all(own.data(), bytes, times, ahead)), std::memory_order_relaxed);
+            });
+            if (s.best > best.best) best = s;
+        }
+        return best;
+    });
 }
 
 Spread multiply_add_rate(const Peak &peak, int threads, double seconds) {
     constexpr int64_t ROUNDS = 4096;
     alignas(64) uint8_t data[PEAK_DATA];
     for (size_t i = 0; i < PEAK_DATA; i += 2) data[i] = 1, data[i + 1] = 0x3c; // small normal numbers in every format
-    return rate(threads, double(peak.per_round) * ROUNDS, seconds, [&](int, int64_t times) {
+    const auto work = [&](int, int64_t times) {
         const float result = peak.run(data, ROUNDS * times);
         uint32_t bits;
         std::memcpy(&bits, &result, 4);
         sink.fetch_add(bits, std::memory_order_relaxed);
-    });
+    };
+    return apart(threads, [&] { return rate(threads, double(peak.per_round) * ROUNDS, seconds, work); });
 }
 
-Spread hand_over(bool parked, double seconds) {
+namespace {
+
+Spread hand_over_settled(bool parked, double seconds) {
     struct alignas(64) Line {
         std::atomic<uint32_t> value{0};
     } ask, answer, slept;
@@ -187,6 +231,7 @@ Spread hand_over(bool parked, double seconds) {
         return usage.ru_nvcsw;
     };
     std::thread other([&] {
+        settle(1, 2);
         long before = sleeps();
         for (uint32_t seen = 0;; seen++) {
             if (parked) ask.value.wait(seen);
@@ -230,6 +275,12 @@ Spread hand_over(bool parked, double seconds) {
     trip();
     other.join();
     return spread(std::move(took));
+}
+
+} // namespace
+
+Spread hand_over(bool parked, double seconds) {
+    return apart(2, [&] { return hand_over_settled(parked, seconds); });
 }
 
 Spread page_fault(double seconds, int64_t &page) {

@@ -1,5 +1,5 @@
 // What this machine gives at most: the ceilings that the kernels are held against. Each is measured for about `seconds` in
-// short rounds; threads are not pinned, since the engine's are not either.
+// short rounds. Threads are kept on cores of their own where there is one for each and none is left.
 #pragma once
 
 #include <cstdint>

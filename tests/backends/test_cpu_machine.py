@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from tailrace.backends.cpu import available_kernels
 from tailrace.backends.cpu.machine import Ceilings, Machine, load, measure, measure_roofline, save, this_machine
 from tailrace.backends.cpu.machine import ceilings as files
 from tailrace.backends.cpu.machine.ceilings import Arithmetic, Bandwidth, Cache
-from tailrace.backends.cpu.machine.probe import find_caches, thread_counts, working_sets
+from tailrace.backends.cpu.machine.probe import Others, find_caches, thread_counts, working_sets
 from tailrace.backends.cpu.machine.roofline import Bound, bound_of, rows_of
 from tailrace.backends.cpu.machine.work import KINDS, Parts, Product, Shape, Work, parts_of
 from tailrace.models import load_model, open_checkpoint
@@ -32,7 +33,7 @@ def made(version: str = "1", *, threads: int = 2) -> Ceilings:
         machine=Machine("cpu", threads, threads, "portable", version),
         measured_at="2030-01-01T00:00:00+00:00",
         took_seconds=1.0,
-        load_average=0.0,
+        others_cores=0.0,
         caches=(Cache(1, 32 << 10, 1), Cache(2, 1 << 20, 2)),
         bandwidths=tuple(Bandwidth(level, threads, 4096, rate, rate / 2) for level, rate in levels.items()),
         arithmetics=tuple(Arithmetic(kind, "by hand", threads, 50e9, 40e9) for kind in KINDS),
@@ -53,8 +54,9 @@ def parts() -> Parts:
 @pytest.mark.parametrize("kernels", available_kernels())
 def test_what_is_measured_is_possible(kernels: str) -> None:
     """Rates that the compiler optimised away would be far above what any core can do."""
-    machine = this_machine(kernels)
+    machine, allowed = this_machine(kernels), os.sched_getaffinity(0)
     found = measure(machine, seconds=0.2)
+    assert os.sched_getaffinity(0) == allowed  # the caller is left where it was
     assert found.machine == machine
     assert [b.level for b in found.bandwidths if b.threads == 1][-1] == "memory"
     assert {b.threads for b in found.bandwidths} == set(thread_counts(machine.threads))
@@ -114,14 +116,27 @@ def test_caches_are_what_the_system_says(tmp_path: Path) -> None:
     assert working_sets(caches, 2, 128 << 20)[-1] == ("memory", 16 << 20)  # a quarter of what is free
 
 
+def test_what_others_use_is_counted_without_this_process(tmp_path: Path) -> None:
+    core = sorted(os.sched_getaffinity(0))[0]
+    stat = tmp_path / "stat"
+    stat.write_text(f"cpu  9 9 9 9 9 9 9 9 0 0\ncpu{core} 100 0 0 500 0 0 0 0 0 0\n")
+    others = Others(stat)
+    assert others.cores() == 0.0
+    stat.write_text(f"cpu  9 9 9 9 9 9 9 9 0 0\ncpu{core} 100000 0 0 500 0 0 0 100 0 0\n")
+    found = others.cores()
+    assert found is not None
+    assert found > 100  # a thousand seconds in no time
+    assert Others(tmp_path / "none").cores() is None
+
+
 def test_ceilings_are_kept_for_each_machine(tmp_path: Path) -> None:
     first, second = made("1"), made("2")
     assert load(tmp_path, first.machine) is None
     assert save(tmp_path / "new", first) == tmp_path / "new" / files.FILE
     save(tmp_path / "new", second)
-    save(tmp_path / "new", msgspec.structs.replace(first, load_average=3.0))
+    save(tmp_path / "new", msgspec.structs.replace(first, others_cores=3.0))
     assert load(tmp_path / "new", second.machine) == second
-    assert load(tmp_path / "new", first.machine) == msgspec.structs.replace(first, load_average=3.0)
+    assert load(tmp_path / "new", first.machine) == msgspec.structs.replace(first, others_cores=3.0)
     assert load(tmp_path / "new", made("3").machine) is None
     assert sorted(p.name for p in (tmp_path / "new").iterdir()) == [f".{files.FILE}.lock", files.FILE]
 

@@ -74,13 +74,14 @@ class Arithmetic(msgspec.Struct, frozen=True):
 
 class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     """All ceilings of one machine. Hand-overs are there and back again, between two threads; None on a single core.
-    `load_average` is that of the minute before: ceilings from a busy machine are too low."""
+    `others_cores`: how many of the cores other processes used meanwhile, which makes ceilings too low; None where the
+    system does not tell."""
 
     machine: Machine
     measured_at: str
     """UTC, ISO 8601."""
     took_seconds: Positive
-    load_average: Annotated[float, msgspec.Meta(ge=0)]
+    others_cores: Annotated[float, msgspec.Meta(ge=0)] | None
     caches: tuple[Cache, ...]
     bandwidths: tuple[Bandwidth, ...]
     arithmetics: tuple[Arithmetic, ...]

@@ -42,7 +42,7 @@ def this_machine(kernels: str | None = None, threads: int | None = None) -> Mach
 
 def measure(machine: Machine, *, seconds: float = SECONDS, report: Report | None = None) -> Ceilings:
     """Measures everything, in about so many seconds; `report` is told what is next. Best on a quiet machine."""
-    begin, busy, say = time.monotonic(), os.getloadavg()[0], report or (lambda _: None)
+    begin, others, say = time.monotonic(), Others(), report or (lambda _: None)
     caches = find_caches(sorted(os.sched_getaffinity(0))[0])
     counts = thread_counts(machine.threads)
     sets = [(level, n, size) for n in counts for level, size in working_sets(caches, n, available_memory())]
@@ -68,7 +68,7 @@ def measure(machine: Machine, *, seconds: float = SECONDS, report: Report | None
         machine=machine,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         took_seconds=time.monotonic() - begin,
-        load_average=busy,
+        others_cores=others.cores(),
         caches=caches,
         bandwidths=tuple(bandwidths),
         arithmetics=tuple(arithmetics),
@@ -80,6 +80,36 @@ def measure(machine: Machine, *, seconds: float = SECONDS, report: Report | None
         page_fault_seconds=fault[0],
         median_page_fault_seconds=fault[1],
     )
+
+
+class Others:
+    """How much of this process's cores others use, from when this is made."""
+
+    def __init__(self, stat: Path = Path("/proc/stat")) -> None:
+        self._stat = stat
+        self._began = self._now()
+
+    def cores(self) -> float | None:
+        """Cores' worth of time since then, that of this process left out; None where the system does not tell."""
+        ended = self._now()
+        if self._began is None or ended is None:
+            return None
+        (wall, busy, own), (wall_now, busy_now, own_now) = self._began, ended
+        return max(0.0, (busy_now - busy - (own_now - own)) / max(wall_now - wall, 1e-3))
+
+    def _now(self) -> tuple[float, float, float] | None:
+        """Seconds on the clock, seconds that the cores were busy, and of these, seconds of this process."""
+        names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        ticks = 0
+        try:
+            for line in self._stat.read_text().splitlines():
+                name, *fields = line.split()
+                if name in names:
+                    user, nice, system, _, _, irq, softirq, steal = map(int, fields[:8])
+                    ticks += user + nice + system + irq + softirq + steal
+        except (OSError, ValueError):
+            return None
+        return time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), time.process_time()
 
 
 def thread_counts(threads: int) -> list[int]:

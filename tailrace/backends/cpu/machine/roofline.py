@@ -26,7 +26,7 @@ from tailrace.backends.cpu.machine.attained import (
     touch_pages,
 )
 from tailrace.backends.cpu.machine.ceilings import Ceilings
-from tailrace.backends.cpu.machine.probe import Report, available_memory
+from tailrace.backends.cpu.machine.probe import Others, Report, available_memory
 from tailrace.backends.cpu.machine.work import Parts, Shape, Work, added, parts_of
 from tailrace.terms import InvalidInput
 
@@ -81,12 +81,13 @@ class StepPoints(msgspec.Struct, frozen=True):
 
 
 class Roofline(msgspec.Struct, frozen=True):
-    """All steps that were measured."""
+    """All steps that were measured. `others_cores`: as in `Ceilings`."""
 
     model: str
     kernels: str
     threads: int
     weight_bytes: int
+    others_cores: float | None
     steps: tuple[StepPoints, ...]
 
 
@@ -160,6 +161,7 @@ def measure_roofline(
         Products(group, backend.tiles, kernels=machine.kernels, threads=machine.threads, most_rows=most)
         for group in parts.by_kind().values()
     ]
+    others = Others()
     sweep = Sweep(sum(cache.size_bytes * -(-machine.threads // cache.cores_sharing) for cache in ceilings.caches))
     share = seconds / (len(shapes) * (1 + len(products) / 4))
     steps = []
@@ -196,7 +198,7 @@ def measure_roofline(
                 points=tuple(points),
             )
         )
-    return Roofline(name, machine.kernels, machine.threads, backend.weight_bytes, tuple(steps))
+    return Roofline(name, machine.kernels, machine.threads, backend.weight_bytes, others.cores(), tuple(steps))
 
 
 def title(shape: Shape) -> str:
