@@ -87,15 +87,16 @@ class CpuBackend:
         self.kernels = kernels or names[0]
         self.threads = count
         self._vocab = model.vocab
-        self.chained = False
-        self._flying: tuple[Batch, Result] | None = None
-        self._armed: tuple[Batch, Result] | None = None
         name = f"tiles-{VERSION}-{variant}.bin" if variant else f"tiles-{VERSION}.bin"
         path = cache_dir / name if cache_dir is not None else None
         self._store = TileStore(model.weights(), path, count)
         self._program = _kernels.Program(
             self.kernels, count, step_tokens, max_running, model.vocab, vocab_limit or model.vocab
         )
+        # after the program, so that its threads have ended before these arrays go
+        self.chained = False
+        self._flying: tuple[Batch, Result] | None = None
+        self._armed: tuple[Batch, Result] | None = None
         recorder = Recorder()
         logits = model.forward(recorder)
         Compiler(self._program, self._store, as_floats, pages, max_context).compile(recorder.nodes, logits)
