@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -139,6 +140,20 @@ class Recorder {
         const auto [up_weight, up_bias] = up;
         program_.gate(x, {gate_weight, -1, gate_bias, 0}, {up_weight, -1, up_bias, 0}, out);
     }
+    int bind(int thread, const std::vector<int> &cpus) {
+        want(thread > 0 && thread < program_.threads(), "only threads of the program's own can be bound");
+        return program_.bind(thread, cpus);
+    }
+    std::vector<std::tuple<int, uintptr_t, size_t>> reads() const {
+        std::vector<std::tuple<int, uintptr_t, size_t>> out;
+        for (const Program::Read &r : program_.reads()) out.emplace_back(r.thread, reinterpret_cast<uintptr_t>(r.data), r.bytes);
+        return out;
+    }
+    std::vector<std::pair<uintptr_t, size_t>> pools() const {
+        std::vector<std::pair<uintptr_t, size_t>> out;
+        for (const auto &[p, bytes] : program_.pools()) out.emplace_back(reinterpret_cast<uintptr_t>(p), bytes);
+        return out;
+    }
     Program &program() { return program_; }
 
     // The arrays are used until `wait` returns: their owner keeps them. None is converted, so they are the owner's own.
@@ -245,7 +260,7 @@ NB_MODULE(_kernels, m) {
     m.def("page_fault", &measured_page_fault, nb::arg("seconds"));
     m.def("packed_shape", &shape_of, nb::arg("format"), nb::arg("n"), nb::arg("k"));
     m.def("pack", &pack, nb::arg("format"), nb::arg("rows"), nb::arg("k"), nb::arg("first_tile"), nb::arg("end_tile"), nb::arg("out"));
-    nb::class_<Recorder>(m, "Program")
+    nb::class_<Recorder>(m, "Program", nb::is_weak_referenceable())
         .def(nb::init<const std::string &, int, int64_t, int64_t, int64_t, int64_t>(), nb::arg("kernels"), nb::arg("threads"),
              nb::arg("max_tokens"), nb::arg("max_sequences"), nb::arg("vocab"), nb::arg("vocab_limit"))
         .def("buffer", [](Recorder &r, int64_t width) { return r.program().buffer(width); })
@@ -279,6 +294,9 @@ NB_MODULE(_kernels, m) {
              nb::arg("end_start").noconvert(), nb::arg("ends").noconvert())
         .def("hold", [](Recorder &r, bool on) { r.program().hold(on); })
         .def("wait", &Recorder::wait)
+        .def("bind", &Recorder::bind)
+        .def("reads", &Recorder::reads)
+        .def("pools", &Recorder::pools)
         .def_prop_ro("redone", [](Recorder &r) { return r.program().redone(); })
         .def("profile", [](Recorder &r, bool on) { r.program().profile(on); })
         .def("profiled", [](Recorder &r) { return r.program().profiled(); })

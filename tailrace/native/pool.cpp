@@ -1,5 +1,9 @@
 #include "pool.h"
 
+#include <pthread.h>
+#include <sched.h>
+
+#include <cerrno>
 #include <utility>
 
 namespace tailrace {
@@ -19,6 +23,18 @@ Pool::~Pool() {
 void Pool::start() {
     epoch_.fetch_add(1);
     epoch_.notify_all();
+}
+
+int Pool::bind(int thread, const std::vector<int> &cpus) {
+#ifdef __linux__
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (int cpu : cpus)
+        if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(cpu, &set);
+    return pthread_setaffinity_np(workers_.at(size_t(thread - 1)).native_handle(), sizeof set, &set);
+#else
+    return (void)thread, (void)cpus, ENOSYS;
+#endif
 }
 
 void Pool::loop(int thread) {

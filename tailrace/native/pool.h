@@ -31,6 +31,8 @@ class Pool {
     int threads() const { return threads_; }
     // Wakes the threads and returns at once.
     void start();
+    // Keeps a thread, but not thread 0, on these CPUs. Returns 0, or what the system has against it (errno).
+    int bind(int thread, const std::vector<int> &cpus);
 
   private:
     void loop(int thread);

@@ -290,6 +290,27 @@ const uint8_t *Program::first_weights(size_t i, int thread) const {
     return nullptr;
 }
 
+std::vector<Program::Read> Program::reads() const {
+    std::vector<Read> out;
+    for (const Op &op : ops_) {
+        if (op.code != Code::Linear && op.code != Code::Gate) continue;
+        const int64_t chunk = chunk_tiles(op), tasks = (op.tiles + chunk - 1) / chunk;
+        const auto lanes = uint32_t(std::min<int64_t>(tasks, threads_));
+        const Stage stage{&op, &op, 1, 0, uint32_t(tasks), lanes};
+        for (uint32_t lane = 0; lane < lanes; lane++) {
+            int64_t from = stage.begin(lane) * chunk, to = std::min(op.tiles, stage.begin(lane + 1) * chunk);
+            if (op.code == Code::Gate) from *= 2, to *= 2; // both matrices have these tiles
+            for (const Segment &s : op.segments) {
+                const Packed &w = weights_[size_t(s.weight)];
+                const int64_t tiles = w.n / LANES, begin = std::clamp<int64_t>(from, 0, tiles), end = std::clamp<int64_t>(to, 0, tiles);
+                if (begin < end) out.push_back({int(lane), w.data + size_t(begin) * w.tile_bytes(), size_t(end - begin) * w.tile_bytes()});
+                if (op.code == Code::Linear) from -= tiles, to -= tiles;
+            }
+        }
+    }
+    return out;
+}
+
 // False where another thread has put the task's result in place.
 bool Program::work_linear(const Stage &stage, Progress &p, int64_t task, uint32_t step, int thread) {
     const Op &op = *stage.first;
@@ -552,8 +573,16 @@ bool Program::finish(const Stage &stage, Progress &p, uint32_t step, int thread,
     return done == complete;
 }
 
+// A thread's own memory is first touched by itself, so it lies on its node.
+void Program::touch_own(int thread) {
+    auto &scratch = scratch_[size_t(thread)], &aside = aside_[size_t(thread)];
+    if (scratch.size() < scratch_floats_ + LANES) scratch.resize(scratch_floats_ + LANES);
+    if (aside.size() < aside_floats_) aside.resize(aside_floats_);
+}
+
 // Every thread walks the same list: it takes tasks of a stage until none is left, and goes on when all are complete.
 void Program::replay(int thread, uint32_t step) {
+    touch_own(thread);
     const uint32_t version = version_.load(std::memory_order_acquire);
     const size_t count = stage_count_.load();
     for (size_t i = 0; i < count; i++) {
@@ -592,7 +621,7 @@ void Program::size_stages() {
         progress_[i].lanes = lanes_.get() + size_t(threads_) * i;
     }
     const int64_t rows = std::min(std::max(ASIDE_ROWS * MOST_TILES, PANEL * 4), max_tokens_ * MOST_TILES);
-    for (auto &a : aside_) a.resize(size_t(rows * LANES));
+    aside_floats_ = size_t(rows * LANES);
 }
 
 // Lists the operations of this step that have work. Most steps are like the one before, and find the list as it is.
@@ -671,8 +700,6 @@ void Program::begin(const Step &step) {
             owner_[size_t(t)] = s;
             position_[size_t(t)] = step.context[s] + t - step.starts[s];
         }
-    for (auto &s : scratch_)
-        if (s.size() < scratch_floats_ + LANES) s.resize(scratch_floats_ + LANES);
     for (AttentionPlan &plan : plans_) plan_attention(plan);
     plan_stages();
     number_.fetch_add(1);

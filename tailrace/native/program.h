@@ -71,6 +71,15 @@ class Program {
     // Whether the chained step has been begun.
     bool wait();
     int threads() const { return threads_; }
+    // For placing threads and memory (backends/cpu/nodes.py). See Pool::bind.
+    int bind(int thread, const std::vector<int> &cpus) { return pool_.bind(thread, cpus); }
+    struct Read {
+        int thread;
+        const uint8_t *data;
+        size_t bytes;
+    };
+    std::vector<Read> reads() const; // what each thread's lanes hold of the weights, where few rows are computed
+    const std::vector<std::pair<void *, size_t>> &pools() const { return mapped_; } // all KV
     const char *kernels() const { return k_->name; }
     int64_t kv_bytes() const { return kv_bytes_; }
     // Nanoseconds thread 0 spent in each kind of operation since the last call, when profiling is on.
@@ -176,6 +185,7 @@ class Program {
     void work_attend(const Op &op, int64_t task, int thread);
     void work_merge(const Op &op, int64_t task);
     void work_sample(const Op &op, int64_t row, int64_t first_wanted, int thread);
+    void touch_own(int thread);
     void replay(int thread, uint32_t step);
     void check(const Step &step) const;
     void begin(const Step &step);
@@ -204,7 +214,7 @@ class Program {
     std::vector<Op> ops_;
     size_t tail_ = 0; // first operation on wanted rows
     std::vector<std::vector<float>> scratch_, aside_; // of each thread
-    size_t scratch_floats_ = 0;
+    size_t scratch_floats_ = 0, aside_floats_ = 0;
     std::unique_ptr<Progress[]> progress_;
     std::unique_ptr<std::atomic<uint32_t>[]> claims_;
     std::unique_ptr<Lane[]> lanes_;

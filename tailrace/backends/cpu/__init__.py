@@ -5,7 +5,7 @@ Called by `engine` through the `Backend` interface. Never knows of requests or t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.backends import Batch, Ends, Format, Forward, Result, Weight
+from tailrace.backends.cpu.nodes import Node, find, place
 from tailrace.backends.cpu.record import Compiler, Recorder
 from tailrace.backends.cpu.store import VERSION, TileStore
 from tailrace.backends.cpu.threads import usable_cores
@@ -55,7 +56,9 @@ class CpuBackend:
     `pages`: size of the KV pool. `step_tokens`: most tokens of one batch. `max_running`: most sequences of one batch.
     `kernels`: one of `available_kernels()`; None takes the best. `cache_dir`: where repacked weights are kept; None
     keeps none, and `variant` is part of the file's name where the weights are not as the model's files have them.
-    `vocab_limit`: token ids at or past it are never drawn (padding rows of the head).
+    `vocab_limit`: token ids at or past it are never drawn (padding rows of the head). `nodes`: the NUMA nodes to use,
+    by default those that the calling thread is allowed on; that thread is bound to the first one if they are several
+    (`nodes.place`), and is to be the one that calls `wait`.
     """
 
     name = "cpu"
@@ -75,6 +78,7 @@ class CpuBackend:
         cache_dir: Path | None = None,
         variant: str = "",
         vocab_limit: int | None = None,
+        nodes: Sequence[Node] | None = None,
     ) -> None:
         from tailrace.native import _kernels
 
@@ -84,12 +88,13 @@ class CpuBackend:
         if kernels is not None and kernels not in names:
             raise ModelError(f"kernels {kernels!r} cannot run on this machine; it can run: {', '.join(names)}")
         count = threads or usable_cores()
+        nodes = find() if nodes is None else nodes
         self.kernels = kernels or names[0]
         self.threads = count
         self._vocab = model.vocab
         name = f"tiles-{VERSION}-{variant}.bin" if variant else f"tiles-{VERSION}.bin"
         path = cache_dir / name if cache_dir is not None else None
-        self._store = TileStore(model.weights(), path, count)
+        self._store = TileStore(model.weights(), path, count, own=len(nodes) > 1)
         self._program = _kernels.Program(
             self.kernels, count, step_tokens, max_running, model.vocab, vocab_limit or model.vocab
         )
@@ -100,6 +105,8 @@ class CpuBackend:
         recorder = Recorder()
         logits = model.forward(recorder)
         Compiler(self._program, self._store, as_floats, pages, max_context).compile(recorder.nodes, logits)
+        if len(nodes) > 1:
+            place(self._program, nodes, self._store.copy)
 
     @property
     def weight_bytes(self) -> int:

@@ -29,19 +29,17 @@ _MEMINFO = Path("/proc/meminfo")
 class File:
     """A whole file, read-only: `data` is uint8 [bytes]. It is mapped, and so shared with other processes, where the
     kernel can hold files in huge pages, or where none are to be had, or memory is short; else it is copied into memory
-    of this process. Raises OSError where it cannot be read."""
+    of this process. With `own` it is copied wherever there is memory enough. Raises OSError where it cannot be read."""
 
-    def __init__(self, file: BinaryIO, *, setting: Path = _SYS, meminfo: Path = _MEMINFO) -> None:
+    def __init__(self, file: BinaryIO, *, own: bool = False, setting: Path = _SYS, meminfo: Path = _MEMINFO) -> None:
         self.copied = False
+        self._huge = _offered(setting)
         size = os.fstat(file.fileno()).st_size
         memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
-        try:
-            memory.madvise(MADV_COLLAPSE)
-        except OSError:
-            if _offered(setting) and size <= SHARE * _available(meminfo):
-                memory.close()
-                memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-                self.copied = True
+        if (own or (not _in_huge_pages(memory) and self._huge)) and size <= SHARE * _available(meminfo):
+            memory.close()
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self.copied = True
         self.data = np.frombuffer(memory, np.uint8)
         if self.copied:
             file.seek(0)
@@ -52,11 +50,20 @@ class File:
     def settle(self) -> threading.Thread | None:
         """Start-up is over: gathers a copy into huge pages, in a thread, which is returned. Readers meanwhile see
         the same bytes."""
-        if not self.copied:
+        if not self.copied or not self._huge:
             return None
         thread = threading.Thread(target=_gather, args=(self.data,), name="huge pages", daemon=True)
         thread.start()
         return thread
+
+
+def _in_huge_pages(mapped: mmap.mmap) -> bool:
+    """Gathers a mapped file into huge pages, where the kernel can."""
+    try:
+        mapped.madvise(MADV_COLLAPSE)
+    except OSError:
+        return False
+    return True
 
 
 def _gather(data: NDArray[np.uint8]) -> None:

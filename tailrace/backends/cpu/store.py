@@ -46,9 +46,10 @@ def pack(weight: Weight, threads: int = 1) -> NDArray[np.uint8]:
 
 
 class TileStore:
-    """Tiles of a model's matrices: from the file where it fits, else packed now and written for the next start."""
+    """Tiles of a model's matrices: from the file where it fits, else packed now and written for the next start. `own`:
+    what is read from the file is to be memory of this process, where that is possible."""
 
-    def __init__(self, weights: Iterable[Weight], path: Path | None, threads: int = 1) -> None:
+    def __init__(self, weights: Iterable[Weight], path: Path | None, threads: int = 1, *, own: bool = False) -> None:
         matrices = {w.name: w for w in weights if len(w.shape) == 2}
         self._index = {
             name: {"format": w.format.value, "shape": list(w.shape), "size": _packed_size(w)}
@@ -56,6 +57,7 @@ class TileStore:
         }
         self.from_file = False
         self._file: File | None = None
+        self._own = own
         self._tiles: dict[str, NDArray[np.uint8]] = {}
         if path is not None and self._map(path):
             return
@@ -68,6 +70,12 @@ class TileStore:
     def nbytes(self) -> int:
         """Bytes of all tiles."""
         return sum(int(str(e["size"])) for e in self._index.values())
+
+    @property
+    def copy(self) -> tuple[int, int]:
+        """Address and bytes of the file's copy in memory of this process; nothing where there is none."""
+        file = self._file
+        return (file.data.ctypes.data, file.data.nbytes) if file is not None and file.copied else (0, 0)
 
     def settle(self) -> None:
         """Start-up is over: see `memory.File`."""
@@ -94,7 +102,7 @@ class TileStore:
                 total = len(header) + sum(-(-int(str(e["size"])) // _ALIGN) * _ALIGN for e in self._index.values())
                 if os.fstat(f.fileno()).st_size != total or f.read(len(header)) != header:
                     return False
-                self._file = File(f)
+                self._file = File(f, own=self._own)
         except OSError:
             return False
         whole, at = self._file.data, len(header)
