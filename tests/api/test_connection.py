@@ -389,8 +389,8 @@ def test_slow_heads_are_refused_and_silence_is_closed(hasty: Running) -> None:
 
 
 def test_a_head_that_drips_is_late_all_the_same(hasty: Running) -> None:
+    start = time.monotonic()  # before the server can know of the connection
     with line(hasty) as client:
-        start = time.monotonic()
         client.socket.settimeout(0.05)
         data = b"GET /health HTTP/1.1\r\nx: "
         while time.monotonic() - start < 10:
