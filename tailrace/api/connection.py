@@ -126,6 +126,13 @@ class Connection(asyncio.Protocol):
         self._deaf = True
         self._parser = None  # which refers to this
 
+    def eof_received(self) -> None:
+        """It sends nothing more, which is how a client hangs up; what is written already is watched over."""
+        for exchange in (self._current, self._incoming):
+            if exchange is not None:
+                exchange.lose()
+        self._close()
+
     def data_received(self, data: bytes) -> None:
         """Parses it, or keeps it until what came before is dealt with."""
         if self._deaf:

@@ -33,22 +33,6 @@ def kv_bytes_per_token(layers: int, kv_heads: int, head_dim: int, kv_dtype: str)
     return 2 * layers * kv_heads * head_dim * width
 
 
-def available_memory() -> int:
-    """Bytes that can be had without swapping: MemAvailable, less where a cgroup allows less."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free = int(line.split()[1]) * 1024
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        if limit != "max":
-            free = min(free, max(0, int(limit) - used))
-    except (OSError, ValueError):
-        pass
-    return free
-
-
 def pool_sizes(spec: EngineSpec, model_context: int, token_bytes: int, free: int) -> tuple[int, int]:
     """(tokens of the pool, served context). Both are multiples of a page or come from the caller; the served context
     never exceeds what one request alone can hold. Raises ModelError where what was asked for cannot be."""
@@ -164,6 +148,8 @@ def load(spec: EngineSpec) -> Loaded:
     shape = model_config(checkpoint)
     token_bytes = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, spec.kv_dtype)
     check_context(spec, shape)
+    from tailrace.backends.cpu.memory import available_memory
+
     kv_tokens, context = pool_sizes(spec, shape.max_context, token_bytes, available_memory())
     model = as_asked(spec, load_model(checkpoint, max_context=context))
     vocab = min(len(opened.table), model.vocab)

@@ -583,7 +583,8 @@ void Program::touch_own(int thread) {
 // Every thread walks the same list: it takes tasks of a stage until none is left, and goes on when all are complete.
 void Program::replay(int thread, uint32_t step) {
     touch_own(thread);
-    const uint32_t version = version_.load(std::memory_order_acquire);
+    const uint32_t version = version_.load();
+    if (number_.load() != step) return; // it is over
     const size_t count = stage_count_.load();
     for (size_t i = 0; i < count; i++) {
         Progress &p = progress_[i];
@@ -624,14 +625,21 @@ void Program::size_stages() {
     aside_floats_ = size_t(rows * LANES);
 }
 
-// Lists the operations of this step that have work. Most steps are like the one before, and find the list as it is.
+// Lists the operations of the next step that have work, and makes it the current one. Most steps are like the one before,
+// and find the list as it is. Else the step's number changes within the window in which the version is odd: whoever finds
+// an even version, and then the number of his step, holds that step's list.
 void Program::plan_stages() {
     if (!progress_) size_stages();
     std::vector<int64_t> asked{step_.count, step_.sequences, step_.wanted_count};
     for (const AttentionPlan &plan : plans_) asked.insert(asked.end(), {int64_t(plan.units.size()), plan.split, plan.most_pieces});
-    if (asked == planned_) return;
+    if (asked == planned_) {
+        number_.fetch_add(1);
+        return;
+    }
     planned_ = asked;
     version_.fetch_add(1);
+    std::atomic_thread_fence(std::memory_order_release);
+    number_.fetch_add(1);
     size_t count = 0, after = 0;
     const auto is_product = [](const Op &op) { return op.code == Code::Linear || op.code == Code::Gate; };
     const auto by_row = [&](const Op &op) {
@@ -702,7 +710,6 @@ void Program::begin(const Step &step) {
         }
     for (AttentionPlan &plan : plans_) plan_attention(plan);
     plan_stages();
-    number_.fetch_add(1);
     pool_.start();
 }
 

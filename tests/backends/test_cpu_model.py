@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from tailrace.backends.cpu.record import Recorder
 from tailrace.backends.reference import ReferenceBackend
 from tailrace.models import load_model, open_checkpoint
 from tests.batches import batch, logits_of, pages_for
+from tests.models import random_llama
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 PROMPT = np.load(GOLDEN / "prompt.npy").tolist()
@@ -143,6 +145,39 @@ def test_what_follows_the_last_attention_is_computed_for_wanted_rows_only() -> N
     assert names[last + 1 : last + 3] == ["wanted", "wanted"]  # the residual stream and what was attended
     assert names.count("wanted") == 2
     assert names.count("silu_mul") == len(model.layers)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_a_chained_step_of_another_shape_is_not_taken_for_the_one_before(tmp_path: Path, threads: int) -> None:
+    """The step has ended before it is told what follows, and what follows needs more attention tasks: whoever then
+    waits for the step that has ended must not walk the list of the one that runs."""
+    length = 383  # the next token begins a piece of keys
+    shape = {"LAYERS": 24, "HEADS": 4, "KV_HEADS": 4, "HIDDEN": 256, "INNER": 256, "HEAD_DIM": 64}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in shape.items():
+            patch.setattr(random_llama, name, value)
+        path = random_llama.write(tmp_path / "model")
+    model = load_model(open_checkpoint(path), max_context=512)
+    backend = CpuBackend(model, pages=40, max_context=512, step_tokens=256, max_running=8, threads=threads)
+    table, prompt = list(range(32)), [(at * 7 + 3) % 180 for at in range(length)]
+
+    def decode(token: int, position: int) -> Batch:
+        return batch([([token], position, table)], [0], logits=False, logprobs=0)
+
+    for begin in (0, 256):
+        part = prompt[begin : begin + 256]
+        first = int(backend.run(batch([(part, begin, table)], [len(part) - 1], logits=False)).tokens[0])
+    second = int(backend.run(decode(first, length)).tokens[0])
+    truth = backend.run(decode(second, length + 1))
+    nothing = Ends(np.zeros(2, np.int32), np.zeros(0, np.int32))
+    for _ in range(60):
+        backend.launch(decode(first, length))
+        time.sleep(0.01)
+        backend.chain(decode(0, length + 1), nothing)
+        assert backend.wait().tokens[0] == second
+        assert backend.chained
+        found = backend.wait()
+        assert (found.tokens[0], found.logprobs[0]) == (truth.tokens[0], truth.logprobs[0])
 
 
 def test_more_threads_than_cores_do_not_change_a_bit() -> None:

@@ -23,7 +23,6 @@ MADV_COLLAPSE = 25
 SHARE = 0.5
 """Of the memory that is available: a file larger than this is not copied."""
 _SYS = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-_MEMINFO = Path("/proc/meminfo")
 
 
 class File:
@@ -31,12 +30,15 @@ class File:
     kernel can hold files in huge pages, or where none are to be had, or memory is short; else it is copied into memory
     of this process. With `own` it is copied wherever there is memory enough. Raises OSError where it cannot be read."""
 
-    def __init__(self, file: BinaryIO, *, own: bool = False, setting: Path = _SYS, meminfo: Path = _MEMINFO) -> None:
+    def __init__(
+        self, file: BinaryIO, *, own: bool = False, setting: Path = _SYS, available: int | None = None
+    ) -> None:
         self.copied = False
         self._huge = _offered(setting)
         size = os.fstat(file.fileno()).st_size
+        available = available_memory() if available is None else available
         memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
-        if (own or (not _in_huge_pages(memory) and self._huge)) and size <= SHARE * _available(meminfo):
+        if (own or (not _in_huge_pages(memory) and self._huge)) and size <= SHARE * available:
             memory.close()
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self.copied = True
@@ -82,10 +84,17 @@ def _offered(setting: Path) -> bool:
         return False
 
 
-def _available(meminfo: Path) -> int:
-    """Bytes of memory that could be had now; 0 where nobody says."""
+def available_memory(meminfo: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that can be had without swapping: MemAvailable, less where a control group allows less."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
-        line = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
-        return int(line.split()[1]) * 1024
-    except (OSError, StopIteration, ValueError, IndexError):
-        return 0
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+        limit = (group / "memory.max").read_text().strip()
+        used = int((group / "memory.current").read_text())
+        if limit != "max":
+            free = min(free, max(0, int(limit) - used))
+    except (OSError, ValueError):
+        pass
+    return free

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tailrace import __version__
 from tailrace.backends.cpu.machine.ceilings import Arithmetic, Bandwidth, Cache, Ceilings, Machine
+from tailrace.backends.cpu.memory import available_memory
 from tailrace.backends.cpu.threads import usable_cores
 from tailrace.native import _kernels
 from tailrace.terms import InvalidInput
@@ -171,17 +172,6 @@ def _cpu_model(path: Path = Path("/proc/cpuinfo")) -> str:
     numbers = [f"{key} {fields[key]}" for key in ("cpu family", "model", "stepping", "CPU implementer", "CPU part")
                if key in fields]  # fmt: skip
     return f"{name} ({', '.join(numbers)})" if numbers else name
-
-
-def available_memory() -> int:
-    """Bytes that can be had without swapping, as the system says."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _threads(count: int) -> str:

@@ -26,8 +26,9 @@ from tailrace.backends.cpu.machine.attained import (
     touch_pages,
 )
 from tailrace.backends.cpu.machine.ceilings import Ceilings
-from tailrace.backends.cpu.machine.probe import Others, Report, available_memory
+from tailrace.backends.cpu.machine.probe import Others, Report
 from tailrace.backends.cpu.machine.work import Parts, Shape, Work, added, parts_of
+from tailrace.backends.cpu.memory import available_memory
 from tailrace.terms import InvalidInput
 
 BATCHES = (1, 4, 16, 32)
