@@ -244,6 +244,26 @@ def test_a_piece_is_one_write_and_waits_for_a_client_that_does_not_read() -> Non
     asyncio.run(talk())
 
 
+def test_a_client_that_sends_nothing_more_and_takes_nothing_is_cut_off() -> None:
+    """Also below the mark from which writing is paused: nobody else would ever look at the connection again."""
+
+    async def talk() -> None:
+        async def application(exchange: Exchange) -> None:
+            await exchange.answer(200, b"x" * 40_000)
+
+        protocol, transport = connected(application, send=5.0)
+        protocol.data_received(VERSION)
+        await settled(lambda: len(transport.written) > 40_000)
+        transport.unsent = 33_000
+        assert not protocol.eof_received()
+        assert transport.closed == "closed"
+        assert protocol.blocked_since
+        protocol.sweep(protocol.blocked_since + 6)
+        assert transport.closed == "aborted"
+
+    asyncio.run(talk())
+
+
 def test_an_application_that_fails_half_way_cuts_the_answer_rather_than_ending_it() -> None:
     async def talk() -> None:
         async def application(exchange: Exchange) -> None:
