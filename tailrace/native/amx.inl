@@ -10,18 +10,26 @@ using namespace tailrace;
 
 constexpr int TILE_ROWS = 16;
 
-// Tile 0: sums, [16][16] int32. 1: activations, [16][BLOCK] bytes. 2: weights, [BLOCK / 4][16][4] bytes.
-template <int BLOCK> inline void configure_tiles() {
-    struct alignas(64) {
-        uint8_t palette = 1, start_row = 0, reserved[14] = {};
-        uint16_t row_bytes[16] = {};
-        uint8_t rows[16] = {};
-    } config;
-    for (int t = 0; t < 3; t++) {
-        config.row_bytes[t] = t == 1 ? BLOCK : 64;
-        config.rows[t] = t == 2 ? BLOCK / 4 : TILE_ROWS;
+// How many rows of how many bytes each tile has.
+struct alignas(64) TileConfig {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+
+    inline void set(int tile, int count, int bytes) {
+        rows[tile] = uint8_t(count);
+        row_bytes[tile] = uint16_t(bytes);
     }
-    asm volatile("ldtilecfg %0" : : "m"(config));
+    inline void load() const { asm volatile("ldtilecfg %0" : : "m"(*this)); }
+};
+
+// Tile 0: sums, [16][16] int32. 1: activations, [16][BLOCK] bytes. 2: weights, [BLOCK / 4][16][4] bytes.
+template <int BLOCK> inline void configure_product() {
+    TileConfig config;
+    config.set(0, TILE_ROWS, 64);
+    config.set(1, TILE_ROWS, BLOCK);
+    config.set(2, BLOCK / 4, 64);
+    config.load();
 }
 
 // The sums of one block, in tile 0. Unsigned weights are a byte each; signed ones are the packed tile itself.
@@ -48,7 +56,7 @@ void tile_amx(const Packed &w, int64_t tile, const uint8_t *bytes, size_t step, 
     // Blocks follow each other in the activations, and so do groups of rows.
     const int8_t *q = x.q + at * QBLOCK;
     const float *d = x.d + at, *ds = BLOCK == QBLOCK ? x.ds + at : x.ds16 + 2 * at;
-    configure_tiles<BLOCK>();
+    configure_product<BLOCK>();
     int64_t next = 0;
     const uint8_t *weights = bytes, *const end = bytes + size_t(blocks) * step;
     const auto multiply = [&]() __attribute__((always_inline)) {

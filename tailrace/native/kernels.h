@@ -75,8 +75,9 @@ struct AttentionArgs {
     int heads, kv_heads, head_dim;
     float scale;
     int64_t window;      // 0: full
-    const uint16_t *keys;    // [pages][kv_heads][head_dim][16] bf16, positions in split order
-    const uint16_t *values;  // [pages][kv_heads][16][padded_dim] bf16, each 16 dimensions in split order
+    // bf16 in pairs, as matrix instructions take them; head_dim is even
+    const uint16_t *keys;    // [pages][kv_heads][head_dim / 2][16 positions][2 dimensions]
+    const uint16_t *values;  // [pages][kv_heads][8][padded_dim][2 positions]
 };
 struct Sequence {
     int64_t start, count;    // flat tokens
@@ -131,7 +132,7 @@ struct Kernels {
     void (*gate_block)(const float *gate, const float *up, int64_t rows, int64_t row0, int64_t block, const Quantised &out);
     void (*rms_norm)(const float *x, const float *weight, float eps, int64_t width, float *out);
     void (*rotate)(float *x, const float *cos, const float *sin, int64_t half, int64_t head_dim);
-    void (*store_kv)(const float *k, const float *v, int64_t slot, int kv_heads, int head_dim, uint16_t *keys, uint16_t *values);
+    void (*store_kv)(const float *k, const float *v, int64_t slot, bool last, int kv_heads, int head_dim, uint16_t *keys, uint16_t *values);
     void (*silu_mul)(const float *gate, const float *up, int64_t width, float *out);
     // Rows are (query, head of the group) of one KV head; queries [first, first + count) of the sequence.
     void (*attend)(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t first, int64_t count, float *scratch);

@@ -135,7 +135,7 @@ void Program::rotate(int x, int64_t column, int rope, int heads, int head_dim) {
 
 void Program::attention(int q, int64_t q_column, int k, int64_t k_column, int v, int64_t v_column, int out, int64_t pool, int heads,
                         int kv_heads, int head_dim, float scale, int64_t window) {
-    if (head_dim > MAX_HEAD_DIM || heads % kv_heads || heads / kv_heads > MAX_ROWS) throw std::invalid_argument("attention shape has no kernel");
+    if (head_dim > MAX_HEAD_DIM || head_dim % 2 || heads % kv_heads || heads / kv_heads > MAX_ROWS) throw std::invalid_argument("attention shape has no kernel");
     Op store{Code::Store};
     store.x = k, store.xc = k_column, store.y = v, store.yc = v_column, store.pool = pool, store.kv_heads = kv_heads, store.head_dim = head_dim;
     ops_.push_back(store);
@@ -492,9 +492,11 @@ void Program::work_rows(const Op &op, int64_t from, int64_t to, int64_t rows, in
         case Code::Store: {
             const Cache &c = caches_[size_t(op.pool)];
             const int64_t position = position_[size_t(r)];
-            const int32_t page = step_.tables[owner_[size_t(r)] * step_.table_width + position / PAGE];
-            k_->store_kv(row(op.x, r) + op.xc, row(op.y, r) + op.yc, int64_t(page) * PAGE + position % PAGE, op.kv_heads, op.head_dim, c.keys,
-                         c.values);
+            const int64_t owner = owner_[size_t(r)], slot = position % PAGE;
+            const int32_t page = step_.tables[owner * step_.table_width + position / PAGE];
+            // The last row of a sequence leaves its page clean; where it is the only one, whoever wrote the slot before did.
+            const bool last = r + 1 == step_.starts[owner + 1] && (slot == 0 || r > step_.starts[owner]);
+            k_->store_kv(row(op.x, r) + op.xc, row(op.y, r) + op.yc, int64_t(page) * PAGE + slot, last, op.kv_heads, op.head_dim, c.keys, c.values);
             break;
         }
         case Code::Silu:
