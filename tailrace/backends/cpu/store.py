@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -114,6 +113,8 @@ class TileStore:
         return True
 
     def _write(self, path: Path) -> None:
+        import tempfile
+
         temporary = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
