@@ -44,7 +44,7 @@ def _run(given: list[str]) -> int:
             gc.disable()  # until start-up is over (`api.server`): nothing that imports make is garbage
             from tailrace.engine import early
 
-            engine = early.fork()
+            engine = early.fork(blas=values["backend"] == "reference")
             from tailrace.cli import serve
 
             return serve.run(values, engine)

@@ -81,9 +81,10 @@ def begin() -> Waiting:
     return Waiting(*supervisor.begin("tailrace.engine.early"))
 
 
-def fork() -> Waiting:
+def fork(*, blas: bool = False) -> Waiting:
     """Starts a copy of this process that waits, in a session of its own. Only for a process that has a single thread
-    and holds nothing that a copy must not have: a command line that has only just begun."""
+    and holds nothing that a copy must not have: a command line that has only just begun. `blas`: the engine is going to
+    compute with numpy."""
     _import(SHARED)
     ours, theirs = pair()
     pid = os.fork()
@@ -98,7 +99,7 @@ def fork() -> Waiting:
         if line != 0:  # it is, where standard input was closed
             os.dup2(line, 0)
             os.close(line)
-        status = _main()
+        status = _main(blas=blas)
     except BaseException:  # noqa: BLE001 - what is above on the stack is the parent's
         sys.excepthook(*sys.exc_info())
     finally:
@@ -122,15 +123,15 @@ def give_up(waiting: Waiting) -> None:
     waiting.connection.close()
 
 
-def _main() -> int:
+def _main(*, blas: bool) -> int:
     """Imports what the usual engine needs, waits to be told, and is the engine."""
     import gc
     import signal
 
     gc.disable()  # nothing that start-up makes is garbage worth looking for
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The engine's own threads compute; those that numpy's BLAS would start turn round for work that never comes.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if not blas:  # its threads would only spin, for work that never comes
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _import(ENGINE)
     from tailrace.engine import process
 
@@ -154,4 +155,4 @@ def _leave(status: int) -> None:
 
 
 if __name__ == "__main__":
-    _leave(_main())
+    _leave(_main(blas=True))  # it may be

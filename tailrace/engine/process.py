@@ -48,7 +48,7 @@ IDLE = 1.0
 """Seconds of rest after which an engine looks over its books, once until it works again."""
 WARM_PROMPT = 8
 WARM_OUTPUT = 2
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 
 class Core(Protocol):
@@ -249,6 +249,12 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def name_process() -> None:
+    """Tells this process from its parent, of which it may be a fork, in `ps` and `top`."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_NAME, b"tailrace-engine", 0, 0, 0)
+
+
 class Start(msgspec.Struct, frozen=True):
     """The first message (JSON): what to serve, for which process, and when it decided so (monotonic seconds)."""
 
@@ -270,6 +276,7 @@ def main() -> int:
     gc.disable()  # nothing that start-up makes is garbage worth looking for
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(start.parent)
+    name_process()
     try:
         loaded = loader_of(spec)(spec)
         phases.lap("load")

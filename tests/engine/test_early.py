@@ -15,6 +15,7 @@ from tailrace.engine import early
 from tailrace.engine.protocol import Fatal, FromEngine
 from tailrace.engine.spec import EngineSpec
 from tailrace.engine.wire import Line
+from tailrace.terms import ModelError
 
 
 @pytest.fixture(autouse=True)
@@ -62,9 +63,9 @@ def test_handing_over_to_a_process_that_has_ended_is_left_to_the_supervisor() ->
     handed.kill()
 
 
-def forked(script: str, *, stdin: int | None = subprocess.DEVNULL) -> str:
+def forked(script: str, *, stdin: int | None = subprocess.DEVNULL, blas: bool = False) -> str:
     """What a process prints that forks first thing, as the command line does: the tests' own process has threads."""
-    script = "from tailrace.engine import early\nwaiting = early.fork()\n" + script
+    script = f"from tailrace.engine import early\nwaiting = early.fork(blas={blas})\n{script}"
     ended = subprocess.run(
         [sys.executable, "-c", script],
         stdin=stdin,
@@ -110,3 +111,24 @@ print(line.receive(), line.receive(), handed.process.wait())
     said = forked(script, stdin=stdin)
     assert "nothing.gguf" in said
     assert said.endswith("None 1\n")
+
+
+def tell_blas(_spec: EngineSpec) -> None:
+    """A loader that says how many threads numpy's BLAS was told to have."""
+    raise ModelError(f"told {os.environ.get('OPENBLAS_NUM_THREADS')}")
+
+
+@pytest.mark.parametrize(("blas", "given", "told"), [(False, None, "1"), (False, "3", "3"), (True, None, "None")])
+def test_only_an_engine_that_computes_with_numpy_gets_threads_of_blas(
+    blas: bool, given: str | None, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", given)
+    script = """
+from tailrace.engine.spec import EngineSpec
+from tailrace.engine.wire import Line
+handed = early.hand_over(waiting, EngineSpec(model="x", loader="tests.engine.test_early:tell_blas"))
+print(Line(handed.connection).receive(), handed.process.wait())
+"""
+    assert f"told {told}" in forked(script, blas=blas)

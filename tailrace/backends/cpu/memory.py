@@ -51,8 +51,8 @@ class File:
             _read_into(file, self.data)
             self.data.flags.writeable = False
         else:
-            # all at once: where it is in the system's cache that costs a fraction of a fault for every few pages
-            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+            # all at once, where it fits: that costs a fraction of a fault for every few pages
+            flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if roomy else 0)
             memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ, flags=flags)
             self.data = np.frombuffer(memory, np.uint8)
             self._huge = self._huge and roomy and not _in_huge_pages(memory)
