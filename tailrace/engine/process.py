@@ -46,7 +46,8 @@ BEAT = 0.5
 """Seconds between heartbeats, idle or not."""
 IDLE = 1.0
 """Seconds of rest after which an engine looks over its books, once until it works again."""
-WARM_PROMPT = 8
+WARM_PROMPT = 16
+"""A page, and as many rows as the products of longer prompts take at once."""
 WARM_OUTPUT = 2
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
