@@ -15,20 +15,26 @@ from tailrace.models import catalogue
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument("what", nargs="*", choices=["steps", "quality", "serve", "shapes"], help="default: all but shapes")
+    p.add_argument("what", nargs="*", choices=["steps", "quality", "serve", "start", "shapes"],
+                   help="default: all but shapes")  # fmt: skip
     p.add_argument("--model", default=catalogue.DEFAULT)
     p.add_argument("--threads", type=int, default=None)
     p.add_argument("--kernels", default=None)
     p.add_argument("--tokens", type=int, default=512, help="quality: tokens of each passage")
     p.add_argument("--passages", type=int, default=4, help="quality: passages of text")
-    p.add_argument("--against", default=None, help="serve, shapes: another server's command, with {port} and {model}")
+    p.add_argument(
+        "--against", default=None, help="serve, start, shapes: another server's command, with {port} and {model}"
+    )
     p.add_argument("--workloads", default=None, help="serve, shapes: a comma-separated choice")
     p.add_argument("--repeats", type=int, default=3, help="serve, shapes: runs of each workload")
+    p.add_argument("--starts", type=int, default=10, help="start: starts of each server")
     p.add_argument("--shapes", default="llama-1b-q4_0,llama-1b-q8_0", help="shapes: or mistral-7b-q4_0, ...-q8_0")
     args = p.parse_args()
-    chosen = args.what or ["steps", "quality", "serve"]
+    chosen = args.what or ["steps", "quality", "serve", "start"]
     model = catalogue.pull(args.model)
     os.chdir(Path(__file__).resolve().parent.parent)
+    ours = f"{Path(sys.executable).with_name('tailrace')} serve {args.model} --port {{port}}"
+    against = args.against and args.against.replace("{model}", str(model))
     if "steps" in chosen:
         from bench import steps
 
@@ -43,10 +49,13 @@ def main() -> None:
         from bench import serve
 
         print("\n## Through HTTP\n", flush=True)
-        ours = f"{sys.executable} -m tailrace.cli serve {args.model} --port {{port}}"
         names = args.workloads.split(",") if args.workloads else list(serve.WORKLOADS)
-        against = args.against and args.against.replace("{model}", str(model))
         serve.run([ours, *([against] if against else [])], names, args.repeats)
+    if "start" in chosen:
+        from bench import start
+
+        print("\n## Start\n", flush=True)
+        start.run([ours, *([against] if against else [])], args.model, args.starts)
     if "shapes" in chosen:
         from bench import shapes
 

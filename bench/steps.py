@@ -28,7 +28,7 @@ def backend_of(model: Path, *, pages: int = 2048, threads: int | None = None, ke
         kernels=kernels,
         cache_dir=prepared_dir(model),
     )
-    backend.settle()
+    backend.settle(wait=True)
     return backend
 
 

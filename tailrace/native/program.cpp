@@ -43,7 +43,7 @@ int Program::buffer(int64_t width) {
     Buffer &b = buffers_.emplace_back();
     b.ld = round_up(width, QBLOCK);
     const int64_t rows = tail_ == 0 ? max_tokens_ : slab_;
-    b.data.assign(size_t(rows * b.ld), 0.0f);
+    b.data.resize(size_t(rows * b.ld));
     return int(buffers_.size()) - 1;
 }
 

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -27,6 +29,21 @@ struct Step {
     int64_t top_width;
     float *logits;           // out [wanted, vocab] or null
 };
+
+// Memory that is zero from the start, and costs nothing where it is never touched: most steps need few of a buffer's rows.
+template <class T> struct Untouched {
+    using value_type = T;
+    Untouched() = default;
+    template <class U> Untouched(const Untouched<U> &) noexcept {}
+    T *allocate(size_t n) {
+        if (void *p = std::calloc(n, sizeof(T))) return static_cast<T *>(p);
+        throw std::bad_alloc();
+    }
+    void deallocate(T *p, size_t) noexcept { std::free(p); }
+    template <class U> void construct(U *) noexcept {} // zero it is
+    template <class U> bool operator==(const Untouched<U> &) const noexcept { return true; }
+};
+template <class T> using Zeros = std::vector<T, Untouched<T>>; // sized once: growing copies
 
 class Program {
   public:
@@ -102,12 +119,12 @@ class Program {
         int64_t tiles = 0; // of the weights; of Gate: blocks of 32 columns
     };
     struct Buffer {
-        std::vector<float> data;
+        Zeros<float> data;
         int64_t ld;
         Quantised quantised;
-        std::vector<int8_t> q;
-        std::vector<float> d, ds, ds16;
-        std::vector<int32_t> s16;
+        Zeros<int8_t> q;
+        Zeros<float> d, ds, ds16;
+        Zeros<int32_t> s16;
     };
     struct Unit {
         int32_t sequence, kv_head;

@@ -155,7 +155,7 @@ def measure_roofline(
         kernels=machine.kernels,
         cache_dir=cache_dir,
     )
-    backend.settle()
+    backend.settle(wait=True)
     touch_pages(backend, pages, _TOUCHED)
     most = max(shape.rows for shape in shapes)
     products = [
