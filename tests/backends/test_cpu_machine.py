@@ -9,11 +9,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tailrace.backends import Attention, Format, Weight
-from tailrace.backends.cpu import available_kernels
+from tailrace.backends.cpu import CpuBackend, available_kernels
 from tailrace.backends.cpu.machine import Ceilings, Machine, load, measure, measure_roofline, save, this_machine
 from tailrace.backends.cpu.machine import ceilings as files
+from tailrace.backends.cpu.machine.attained import touch_pages
 from tailrace.backends.cpu.machine.ceilings import Arithmetic, Bandwidth, Cache
 from tailrace.backends.cpu.machine.probe import Others, find_caches, thread_counts, working_sets
 from tailrace.backends.cpu.machine.roofline import Bound, bound_of, rows_of
@@ -21,6 +23,7 @@ from tailrace.backends.cpu.machine.work import KINDS, Parts, Product, Shape, Wor
 from tailrace.models import load_model, open_checkpoint
 from tailrace.native import _kernels
 from tailrace.terms import InvalidInput
+from tests.batches import batch
 
 LLAMA = Path(__file__).parent.parent / "golden" / "models" / "llama"
 GIB = 1 << 30
@@ -260,3 +263,20 @@ def test_a_model_s_steps_are_held_against_the_ceilings() -> None:
         assert step.tokens_per_second == pytest.approx(shape.rows / step.seconds)
     with pytest.raises(InvalidInput, match="the model's context is 64 tokens: give a --context below that"):
         measure_roofline(model, ceilings, name="tiny", longest=64, context=64)
+
+
+def test_pages_that_were_touched_are_pages_of_numbers() -> None:
+    """Else attention would be timed over one page of zeros that stays in the nearest cache."""
+    model = load_model(open_checkpoint(LLAMA), max_context=64)
+    backend = CpuBackend(model, pages=9, max_context=64, step_tokens=8, max_running=4, threads=1)
+
+    def logits(page: int) -> NDArray[np.float32]:
+        """After one page of context, which is only read."""
+        found = backend.run(batch([([5], 16, [page, 8])], [0])).logits
+        assert found is not None
+        return found[0]
+
+    unwritten = logits(0)
+    touch_pages(backend, 7, 4)
+    for page in range(8):
+        assert np.array_equal(logits(page), unwritten) == (page == 7)
