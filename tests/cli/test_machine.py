@@ -26,10 +26,11 @@ def test_json_has_a_model_s_operations_too(run: Run) -> None:
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert found["ceilings"]["machine"]["threads"] == found["roofline"]["threads"] == 1
-    assert [step["step"] for step in found["roofline"]["steps"]][:2] == ["decode 1 at 32", "decode 4 at 32"]
-    assert found["roofline"]["steps"][0]["points"][0]["operation"] == "q+k+v"
+    steps = found["roofline"]["steps"]
+    assert [step["step"] for step in steps] == ["decode 1 at 32", "decode 16 at 32", "prefill 512"]
+    assert steps[0]["points"][0]["operation"] == "q+k+v"
     shown = run("machine", str(LLAMA), "--seconds", "0.2", "--context", "32").stdout
-    for words in ("decode 32 at 32", "gate+up x2", "head", "attention x2", "share"):
+    for words in ("decode 16 at 32", "gate+up x2", "head", "attention x2", "share", "held by", "arithmetic"):
         assert words in shown
 
 

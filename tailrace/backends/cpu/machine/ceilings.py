@@ -18,7 +18,7 @@ from typing import Annotated
 import msgspec
 
 FILE = "machine.json"
-FORMAT = 1
+FORMAT = 2
 """Changes whenever the meaning of a field does; entries of another format are not read."""
 
 _log = logging.getLogger("tailrace")
@@ -52,7 +52,7 @@ class Cache(msgspec.Struct, frozen=True):
 
 class Bandwidth(msgspec.Struct, frozen=True):
     """What `threads` threads read together, each its own share of the working set over and over. `level`: where that
-    lies, L1, L2, L3 or memory. Rates are the best of many short rounds, and their median."""
+    lies, L1, L2, L3 or memory. Rates are the best of many short rounds, and their usual one (see `probe`)."""
 
     level: str
     threads: Count
@@ -62,8 +62,9 @@ class Bandwidth(msgspec.Struct, frozen=True):
 
 
 class Arithmetic(msgspec.Struct, frozen=True):
-    """Multiply-adds of one kind on `threads` threads together, operands in registers. `instructions` do it in the
-    kernel build that was measured. A multiply-add is two operations."""
+    """Multiply-adds of one kind on `threads` threads together, operands in registers. `instructions` do it: in the
+    kernel build that was measured, or in what else this processor has beside the AVX-512 build. A multiply-add is two
+    operations."""
 
     kind: str
     instructions: str
@@ -96,6 +97,10 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     def levels(self, threads: int) -> list[str]:
         """The levels that were measured with so many threads, nearest first."""
         return [b.level for b in self.bandwidths if b.threads == threads]
+
+    def kinds(self, threads: int) -> list[str]:
+        """The kinds of multiply-add that were measured with so many threads."""
+        return [a.kind for a in self.arithmetics if a.threads == threads]
 
     def bandwidth(self, level: str, threads: int) -> float:
         """Bytes per second. Raises KeyError for a level or number of threads that was not measured."""
