@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import subprocess
@@ -101,3 +102,15 @@ def test_the_tables_say_what_was_measured(capsys: pytest.CaptureFixture[str]) ->
     shown = capsys.readouterr().out
     assert "ours             100.0      50.0   0.55 (0.50 to 0.60)" in shown
     assert "beside it, ours / theirs: 5.00 (4.40 to 6.00)" in shown
+
+
+@pytest.mark.parametrize("share", quota.QUOTAS)
+def test_threads_are_sized_from_a_real_quota(share: int) -> None:
+    ask = "from tailrace.backends.cpu.threads import usable_cores; print(usable_cores())"
+    try:
+        with quota.group(f"tailrace-test-{os.getpid()}", share) as made:
+            words = shlex.split(made.enter(shlex.join([sys.executable, "-c", ask])))
+            cores = int(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+    except quota.NoGroups as error:
+        pytest.skip(str(error))
+    assert cores == min(len(os.sched_getaffinity(0)), math.ceil(share / 100))

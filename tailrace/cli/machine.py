@@ -53,10 +53,10 @@ def command(
     """Measure this machine's ceilings, and how near a model comes to them.
 
     Ceilings: reading, by number of threads and level of cache; multiply-adds of
-    each kind; hand-overs between threads; page faults. They are saved as
-    machine.json in the cache. Then the model's operations are timed, decoding
-    one sequence and sixteen and computing a prompt of 512 tokens, and held
-    against what bounds them. What else runs meanwhile makes the numbers worse.
+    each kind; hand-overs between threads; page faults. Then the model's
+    operations are timed, decoding one sequence and sixteen and computing a
+    prompt of 512 tokens, and held against what bounds them. All of it is saved
+    as machine.json in the cache. What else runs meanwhile makes it worse.
 
     [bold]Examples[/bold]
 
@@ -73,6 +73,8 @@ def command(
         ceilings = measure(machine, seconds=seconds, report=report)
         saved = save(catalogue.cache_dir(), ceilings)
         roofline = _roofline(path, ceilings, context, seconds, report) if path is not None else None
+        if roofline is not None:
+            saved = save(catalogue.cache_dir(), ceilings, roofline)
     if as_json:
         import msgspec
 
@@ -121,12 +123,12 @@ def show(ceilings: Ceilings, roofline: Roofline | None, saved: Path | None, *, h
 
     console = Console(highlight=False)
     _show_ceilings(console, ceilings)
-    if saved is not None:
-        console.print(f"[dim]Saved in {saved}[/dim]", soft_wrap=True)
     if roofline is not None:
         _show_roofline(console, roofline)
     elif hint:
         console.print("For a model's operations under these ceilings: tailrace machine MODEL, or tailrace pull first.")
+    if saved is not None:
+        console.print(f"[dim]Saved in {saved}[/dim]", soft_wrap=True)
     for what, busy in (("ceilings", ceilings), ("model's times", roofline)):
         used = busy.others_cores if busy is not None else None
         if used is not None and used > BUSY * ceilings.machine.cores:

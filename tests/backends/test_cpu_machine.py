@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 
 from tailrace.backends import Attention, Format, Ops, Weight
 from tailrace.backends.cpu import CpuBackend, available_kernels
-from tailrace.backends.cpu.machine import Ceilings, Machine, load, measure, measure_roofline, save, this_machine
+from tailrace.backends.cpu.machine import (
+    Ceilings,
+    Machine,
+    Roofline,
+    load,
+    measure,
+    measure_roofline,
+    save,
+    this_machine,
+)
 from tailrace.backends.cpu.machine import ceilings as files
 from tailrace.backends.cpu.machine.attained import Products, touch_pages
 from tailrace.backends.cpu.machine.ceilings import Arithmetic, Bandwidth, Cache
@@ -181,7 +190,22 @@ def test_ceilings_are_kept_for_each_machine(tmp_path: Path) -> None:
     assert load(tmp_path / "new", second.machine) == second
     assert load(tmp_path / "new", first.machine) == msgspec.structs.replace(first, others_cores=3.0)
     assert load(tmp_path / "new", made("3").machine) is None
+    assert msgspec.json.decode((tmp_path / "new" / files.FILE).read_bytes())["format"] == files.FORMAT
     assert sorted(p.name for p in (tmp_path / "new").iterdir()) == [f".{files.FILE}.lock", files.FILE]
+
+
+def test_what_models_attained_is_kept_with_the_ceilings(tmp_path: Path) -> None:
+    ceilings = made()
+    first, again, second = (
+        Roofline(name, "portable", 2, size, 0.0, ()) for name, size in (("a", 1), ("a", 2), ("b", 3))
+    )
+    for roofline in (first, second, again):
+        save(tmp_path, ceilings, roofline)
+    path = save(tmp_path, msgspec.structs.replace(ceilings, took_seconds=9.0))
+    assert path is not None
+    (entry,) = msgspec.json.decode(path.read_bytes())["machines"]
+    assert [(found["model"], found["weight_bytes"]) for found in entry["rooflines"]] == [("b", 3), ("a", 2)]
+    assert entry["ceilings"]["took_seconds"] == 9.0
 
 
 @pytest.mark.parametrize(

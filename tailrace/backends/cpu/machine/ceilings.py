@@ -1,8 +1,8 @@
 """The ceilings of a machine as numbers with units, and the file `machine.json` in the cache that keeps them.
 
 A cache may be shared by several machines and versions, so the file holds one entry for each `Machine` that was
-measured. It is written whole under another name and renamed, under a lock; one that cannot be read is a warning, and
-made anew.
+measured, and in it what models attained there. It is written whole under another name and renamed, under a lock; one
+that cannot be read is a warning, and made anew.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+
+from tailrace.backends.cpu.machine.points import Roofline
 
 FILE = "machine.json"
 FORMAT = 2
@@ -129,27 +131,38 @@ class _Head(msgspec.Struct, frozen=True):
     format: int
 
 
+class _Entry(msgspec.Struct, frozen=True):
+    """Of one machine: its ceilings, and what each model attained when it was measured last."""
+
+    ceilings: Ceilings
+    rooflines: tuple[Roofline, ...] = ()
+
+
 class _File(msgspec.Struct, frozen=True):
     format: int
-    machines: tuple[Ceilings, ...]
+    machines: tuple[_Entry, ...]
 
 
 def load(root: Path, machine: Machine) -> Ceilings | None:
     """The ceilings that were saved for this machine under the cache's root; None where there are none. A file that
     cannot be read is a warning, and as good as none."""
-    return next((found for found in _read(root / FILE) if found.machine == machine), None)
+    return next((found.ceilings for found in _read(root / FILE) if found.ceilings.machine == machine), None)
 
 
-def save(root: Path, ceilings: Ceilings) -> Path | None:
-    """Puts the ceilings in the place of what was saved for the same machine; those of others stay. The file, or None
-    and a warning when it cannot be written."""
+def save(root: Path, ceilings: Ceilings, roofline: Roofline | None = None) -> Path | None:
+    """Puts the ceilings in the place of what was saved for the same machine, and a model's roofline in the place of
+    that model's; those of others stay. The file, or None and a warning when it cannot be written."""
     path, temporary = root / FILE, None
     try:
         root.mkdir(parents=True, exist_ok=True)
         with (root / f".{FILE}.lock").open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            others = [found for found in _read(path) if found.machine != ceilings.machine]
-            body = msgspec.json.format(msgspec.json.encode(_File(FORMAT, (*others, ceilings))), indent=2)
+            entries = {found.ceilings.machine: found for found in _read(path)}
+            rooflines = entries.pop(ceilings.machine, _Entry(ceilings)).rooflines
+            if roofline is not None:
+                rooflines = (*(found for found in rooflines if found.model != roofline.model), roofline)
+            file_of = _File(FORMAT, (*entries.values(), _Entry(ceilings, rooflines)))
+            body = msgspec.json.format(msgspec.json.encode(file_of), indent=2)
             with tempfile.NamedTemporaryFile(dir=root, prefix=f".{FILE}.", delete=False) as file:
                 temporary = file.name
                 file.write(body + b"\n")
@@ -166,7 +179,7 @@ def save(root: Path, ceilings: Ceilings) -> Path | None:
     return path
 
 
-def _read(path: Path) -> tuple[Ceilings, ...]:
+def _read(path: Path) -> tuple[_Entry, ...]:
     try:
         body = path.read_bytes()
         found = msgspec.json.decode(body, type=_Head).format
