@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 
 from bench import serve
+from bench.quota import Usage
 
 TOKENS = 128
 """Of one measurement."""
@@ -44,6 +45,7 @@ def run(commands: list[str], repeats: int) -> None:
     """Prints the table: the first command line is ours."""
     rng = random.Random(time.time_ns())
     rates: list[tuple[list[float], list[float]]] = [([], []) for _ in commands]  # without it and beside it
+    others = []
     with contextlib.ExitStack() as stack:
         servers = []
         for i, command in enumerate(commands):
@@ -57,10 +59,13 @@ def run(commands: list[str], repeats: int) -> None:
                 decode_rate(server, rng)  # it has been asleep
                 for beside in (False, True) if repeat % 2 == 0 else (True, False):
                     busy.send_signal(signal.SIGCONT if beside else signal.SIGSTOP)
+                    usage = Usage(server.process.pid, busy.pid)
                     found[beside].append(decode_rate(server, rng))
+                    others.append(usage.others())
                 busy.send_signal(signal.SIGSTOP)
                 server.signal(signal.SIGSTOP)
     show([s.label for s in servers], rates)
+    print(f"\nothers used {statistics.median(others):.1f} cores meanwhile")
 
 
 def show(labels: list[str], rates: list[tuple[list[float], list[float]]]) -> None:

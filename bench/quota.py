@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import serve
+from tailrace.backends.cpu.machine.probe import Others
 from tailrace.backends.cpu.threads import usable_cores
 
 QUOTAS = (200, 150, 100, 50)
@@ -104,6 +105,7 @@ class Run:
     cpu: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
+    others: list[float] = field(default_factory=list)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -115,6 +117,23 @@ def cpu_seconds(pid: int) -> float:
         for task in Path(f"/proc/{one}/task").iterdir():
             todo += map(int, (task / "children").read_text().split())
     return total
+
+
+class Usage:
+    """What processes use from when this is made; and what all but them and this one use of its cores."""
+
+    def __init__(self, *pids: int) -> None:
+        self._pids, self._others, self._begin = pids, Others(), time.perf_counter()
+        self._used = sum(map(cpu_seconds, pids))
+
+    def seconds(self) -> float:
+        """CPU time of the processes."""
+        return sum(map(cpu_seconds, self._pids)) - self._used
+
+    def others(self) -> float:
+        """Cores that others used."""
+        took = time.perf_counter() - self._begin
+        return max(0.0, (self._others.cores() or 0.0) - self.seconds() / took)
 
 
 def run(command: str, repeats: int, quotas: Sequence[int] = QUOTAS) -> None:
@@ -132,10 +151,11 @@ def run(command: str, repeats: int, quotas: Sequence[int] = QUOTAS) -> None:
                 server.signal(signal.SIGCONT)
                 prompt = serve.ids(32, rng)
                 time.sleep(2 * PERIOD / 1e6)  # what it has left of the period in which it was stopped
-                used, waited = cpu_seconds(server.process.pid), groups[quota].throttled()
+                usage, waited = Usage(server.process.pid), groups[quota].throttled()
                 came = serve.complete(server.port, server.model, prompt, TOKENS)
                 runs[quota].rates.append((TOKENS - 1) / (came[-1] - came[0]))
-                runs[quota].cpu.append((cpu_seconds(server.process.pid) - used) / TOKENS)
+                runs[quota].cpu.append(usage.seconds() / TOKENS)
+                runs[quota].others.append(usage.others())
                 runs[quota].gaps.append(max(b - a for a, b in itertools.pairwise(came)))
                 runs[quota].waits.append(groups[quota].throttled() - waited)
                 server.signal(signal.SIGSTOP)
@@ -147,9 +167,9 @@ def show(runs: dict[int, Run]) -> None:
     first = next(iter(runs))
     print(f"{usable_cores()} cores without a quota; one stream, {TOKENS} tokens, medians of {len(runs[first].rates)}\n")
     print(f"{'quota':>6}{'tokens/s':>10}{'of first':>10}{'in proportion':>15}{'CPU ms/token':>14}{'longest gap ms':>16}"
-          f"{'throttled s':>13}")  # fmt: skip
+          f"{'throttled s':>13}{'cores of others':>17}")  # fmt: skip
     for quota, found in runs.items():
         ratios = [a / b for a, b in zip(found.rates, runs[first].rates, strict=True)]
         print(f"{quota:5}%{statistics.median(found.rates):10.1f}{statistics.median(ratios):10.2f}{quota / first:15.2f}"
               f"{statistics.median(found.cpu) * 1e3:14.2f}{statistics.median(found.gaps) * 1e3:16.1f}"
-              f"{statistics.median(found.waits):13.2f}")  # fmt: skip
+              f"{statistics.median(found.waits):13.2f}{statistics.median(found.others):17.1f}")  # fmt: skip

@@ -80,6 +80,9 @@ def test_cpu_time_is_that_of_the_whole_tree() -> None:
     assert child.stdout is not None
     child.stdout.readline()
     assert quota.cpu_seconds(child.pid) >= 0.3
+    usage = quota.Usage(child.pid)
+    assert 0 <= usage.seconds() < 0.3  # only what it uses from now on
+    assert usage.others() >= 0
     assert quota.cpu_seconds(os.getpid()) >= own + 0.3
     child.communicate(b"\n")
 
@@ -92,12 +95,12 @@ def test_the_neighbour_is_stopped_at_first_and_gone_in_the_end() -> None:
 
 
 def test_the_tables_say_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    full = quota.Run([100.0, 120.0, 110.0], [0.01] * 3, [0.02] * 3, [0.0] * 3)
-    half = quota.Run([50.0, 30.0, 44.0], [0.012] * 3, [0.09] * 3, [0.5] * 3)
+    full = quota.Run([100.0, 120.0, 110.0], [0.01] * 3, [0.02] * 3, [0.0] * 3, [0.0] * 3)
+    half = quota.Run([50.0, 30.0, 44.0], [0.012] * 3, [0.09] * 3, [0.5] * 3, [0.3] * 3)
     quota.show({200: full, 100: half})
     first, second = capsys.readouterr().out.splitlines()[-2:]
-    assert first.split() == ["200%", "110.0", "1.00", "1.00", "10.00", "20.0", "0.00"]
-    assert second.split() == ["100%", "44.0", "0.40", "0.50", "12.00", "90.0", "0.50"]
+    assert first.split() == ["200%", "110.0", "1.00", "1.00", "10.00", "20.0", "0.00", "0.0"]
+    assert second.split() == ["100%", "44.0", "0.40", "0.50", "12.00", "90.0", "0.50", "0.3"]
     neighbour.show(["ours", "theirs"], [([100.0, 100.0, 80.0], [50.0, 60.0, 44.0]), ([50.0] * 3, [10.0] * 3)])
     shown = capsys.readouterr().out
     assert "ours             100.0      50.0   0.55 (0.50 to 0.60)" in shown
