@@ -52,9 +52,10 @@ __attribute__((noinline)) void rows_i4(const Packed &w, int64_t tile, const uint
     const float *d[R], *ds[R];
     F acc[R];
     for (int r = 0; r < R; r++) {
-        q[r] = x.q + (row + r) * x.k;
-        d[r] = x.d + (row + r) * x.blocks();
-        ds[r] = x.ds + (row + r) * x.blocks();
+        const int64_t at = x.at(row + r, 0);
+        q[r] = x.q + at * QBLOCK;
+        d[r] = x.d + at;
+        ds[r] = x.ds + at;
         acc[r] = f_zero();
     }
     for (int64_t b = 0; b < blocks; b++, p += step) {
@@ -66,11 +67,11 @@ __attribute__((noinline)) void rows_i4(const Packed &w, int64_t tile, const uint
             W w;
             if constexpr (UNPACKED) w = w_load(groups + size_t(b) * 512 + 64 * g);
             else w = g < 4 ? w_low(w_load(p + 64 * g)) : w_high(w_load(p + 64 * (g - 4)));
-            for (int r = 0; r < R; r++) dot[r].add(w, a_load(q[r] + b * 32 + 4 * g));
+            for (int r = 0; r < R; r++) dot[r].add(w, a_load(q[r] + b * x.group * QBLOCK + 4 * g));
         }
         I sums[R];
         for (int r = 0; r < R; r++) sums[r] = dot[r].finish(0);
-        add_block<WIDE, MIN, R>(acc, sums, p + 256, d, ds, b, b);
+        add_block<WIDE, MIN, R>(acc, sums, p + 256, d, ds, b * x.group, b * x.group);
     }
     for (int r = 0; r < R; r++) write_out(out, to + r, acc[r]);
 }
@@ -85,26 +86,28 @@ __attribute__((noinline)) void rows_i8(const Packed &w, int64_t tile, const Quan
     const int32_t *s16[R];
     F acc[R];
     for (int r = 0; r < R; r++) {
-        q[r] = x.q + (row + r) * x.k;
-        d[r] = x.d + (row + r) * x.blocks();
-        ds[r] = BLOCK == 32 ? x.ds + (row + r) * x.blocks() : x.ds16 + (row + r) * 2 * x.blocks();
-        s16[r] = x.s16 + (row + r) * 2 * x.blocks();
+        const int64_t at = x.at(row + r, 0);
+        q[r] = x.q + at * QBLOCK;
+        d[r] = x.d + at;
+        ds[r] = BLOCK == 32 ? x.ds + at : x.ds16 + 2 * at;
+        s16[r] = x.s16 + 2 * at;
         acc[r] = f_zero();
     }
     for (int64_t b = 0; b < blocks; b++, p += step) {
         if constexpr (R == 1)
             for (int line = 0; line < BLOCK / 4 + 1; line++) __builtin_prefetch(p + PREFETCH + 64 * line, 0, 3);
+        const int64_t at = b * BLOCK / QBLOCK * x.group, half = b * BLOCK % QBLOCK / 16;
         DotSigned dot[R];
         for (int g = 0; g < BLOCK / 4; g++) {
             const WS ws = ws_prepare(w_load(p + 64 * g));
-            for (int r = 0; r < R; r++) dot[r].add(ws, a_load(q[r] + b * BLOCK + 4 * g));
+            for (int r = 0; r < R; r++) dot[r].add(ws, a_load(q[r] + at * QBLOCK + half * 16 + 4 * g));
         }
         I sums[R];
         for (int r = 0; r < R; r++) {
-            const int32_t sum = BLOCK == 32 ? s16[r][2 * b] + s16[r][2 * b + 1] : s16[r][b];
+            const int32_t sum = BLOCK == 32 ? s16[r][2 * at] + s16[r][2 * at + 1] : s16[r][2 * at + half];
             sums[r] = dot[r].finish(sum);
         }
-        add_block<WIDE, MIN, R>(acc, sums, p + w.payload(), d, ds, b * BLOCK / 32, b);
+        add_block<WIDE, MIN, R>(acc, sums, p + w.payload(), d, ds, at, BLOCK == 32 ? at : 2 * at + half);
     }
     for (int r = 0; r < R; r++) write_out(out, to + r, acc[r]);
 }
@@ -116,6 +119,12 @@ template <int MAX, class Call> inline void with_rows(int64_t rows, Call &&call) 
     }
     call.template operator()<MAX>();
 }
+
+} // namespace TR_NS
+#if defined(TR_AMX)
+#include "amx.inl"
+#endif
+namespace TR_NS {
 
 template <bool WIDE, Min MIN>
 void tile_i4(const Packed &w, int64_t tile, const Quantised &x, int64_t row0, int64_t rows, const Output &out, uint8_t *scratch) {
@@ -130,13 +139,23 @@ void tile_i4(const Packed &w, int64_t tile, const Quantised &x, int64_t row0, in
             w_store(scratch + size_t(b) * 512 + 64 * g, w_low(both));
             w_store(scratch + size_t(b) * 512 + 256 + 64 * g, w_high(both));
         }
-    for (int64_t r = 0; r < rows; r += INT_ROWS)
+    int64_t r = 0;
+#if defined(TR_AMX)
+    r = rows_for_amx(x, row0, rows);
+    if (r > 0) tile_amx<WIDE, MIN, QBLOCK, false>(w, tile, scratch, 512, x, row0, r, out);
+#endif
+    for (; r < rows; r += INT_ROWS)
         with_rows<INT_ROWS>(rows - r, [&]<int R>() { rows_i4<WIDE, MIN, R, true>(w, tile, scratch, x, row0 + r, out, r); });
 }
 
 template <bool WIDE, Min MIN, int BLOCK>
 void tile_i8(const Packed &w, int64_t tile, const Quantised &x, int64_t row0, int64_t rows, const Output &out) {
-    for (int64_t r = 0; r < rows; r += INT_ROWS)
+    int64_t r = 0;
+#if defined(TR_AMX)
+    r = rows_for_amx(x, row0, rows);
+    if (r > 0) tile_amx<WIDE, MIN, BLOCK, true>(w, tile, w.data + size_t(tile) * w.tile_bytes(), w.block_bytes(), x, row0, r, out);
+#endif
+    for (; r < rows; r += INT_ROWS)
         with_rows<INT_ROWS>(rows - r, [&]<int R>() { rows_i8<WIDE, MIN, BLOCK, R>(w, tile, x, row0 + r, out, r); });
 }
 

@@ -44,14 +44,20 @@ struct Packed {
 };
 
 // Activations [rows, k] rounded to int8 in blocks of 32: value = q * d. `ds` is d * sum(q) of the block, `ds16` of each
-// half; `s16` the integer sums of each half.
+// half; `s16` the integer sums of each half. Blocks lie in the order of `at`: row by row; or, where there are many rows,
+// the same block of sixteen rows together, as matrix instructions take them.
 struct Quantised {
     int8_t *q = nullptr;
     float *d = nullptr, *ds = nullptr, *ds16 = nullptr;
     int32_t *s16 = nullptr;
-    int64_t k = 0; // multiple of 32
+    int64_t k = 0;     // multiple of 32
+    int64_t group = 1; // rows whose blocks lie together: 1 or 16
     TR_INLINE int64_t blocks() const { return k / QBLOCK; }
+    // Of block b of a row; that of block b + 1 is `group` further.
+    TR_INLINE int64_t at(int64_t row, int64_t b) const { return (row / group * blocks() + b) * group + row % group; }
 };
+constexpr int64_t GROUPED_ROWS = 12; // rows from which blocks lie in groups: from there on matrix instructions win
+TR_INLINE int64_t group_of(int64_t rows) { return rows >= GROUPED_ROWS ? LANES : 1; }
 
 struct Output {
     float *data;         // [rows, ld], at the first row and the tile's first column
@@ -114,7 +120,6 @@ constexpr size_t PEAK_DATA = 4096;
 
 struct Kernels {
     const char *name;
-    int rows_at_once;        // integer GEMM rows that share one unpacking
     // scratch: 16 * w.k bytes (one tile of four-bit weights, a byte each)
     void (*gemm_int)(const Packed &w, int64_t tile, const Quantised &x, int64_t row0, int64_t rows, const Output &out, uint8_t *scratch);
     void (*gemm_float)(const Packed &w, int64_t tile, const float *x, int64_t ldx, int64_t row0, int64_t rows, const Output &out);
@@ -149,6 +154,7 @@ TR_INLINE size_t attention_scratch(int64_t rows, int head_dim) {
 const Kernels *kernels_portable();
 const Kernels *kernels_avx2();    // x86 only
 const Kernels *kernels_avx512();
+const Kernels *kernels_amx();
 const Kernels *kernels_neon();    // AArch64 only
 const Kernels *kernels_dotprod();
 

@@ -162,6 +162,12 @@ class Program {
         std::atomic<uint32_t> *claims = nullptr;
         Lane *lanes = nullptr;
     };
+    // A product's activations.
+    struct Input {
+        const float *data;
+        int64_t ld;
+        Quantised rounded;
+    };
     // What one task of a product covers.
     struct Share {
         int64_t from, to, row, rows;
@@ -173,11 +179,13 @@ class Program {
     void plan_attention(AttentionPlan &plan);
     int64_t prepare(const Op &op, int64_t rows);
     bool work(const Stage &stage, Progress &p, int64_t task, uint32_t step, int thread);
-    void work_rows(const Op &op, int64_t from, int64_t to, int64_t first_wanted);
+    void work_rows(const Op &op, int64_t from, int64_t to, int64_t rows, int64_t first_wanted);
     bool work_linear(const Stage &stage, Progress &p, int64_t task, uint32_t step, int thread);
     bool work_gate(const Stage &stage, Progress &p, int64_t task, uint32_t step, int thread);
     void work_after(const Stage &stage);
-    void product(const Packed &w, int64_t tile, const Buffer &x, int64_t row, int64_t rows, const Output &out, int thread);
+    Quantised rounded(int buffer, int64_t rows) const;
+    Input input(int buffer, int64_t rows) const;
+    void product(const Packed &w, int64_t tile, const Input &x, const Share &share, const Output &out, int thread);
     int64_t chunk_tiles(const Op &op) const;
     Share share(const Op &op, int64_t rows, int64_t task) const;
     const uint8_t *first_weights(size_t stage, int thread) const;

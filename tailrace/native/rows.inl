@@ -7,8 +7,8 @@ using namespace tailrace;
 
 // Block b of a row: 32 values to int8, with their scale and sums.
 inline void round_block(F lo, F hi, int64_t row, int64_t b, const Quantised &out) {
-    int8_t *q = out.q + row * out.k + b * QBLOCK;
-    const int64_t at = row * out.blocks() + b;
+    const int64_t at = out.at(row, b);
+    int8_t *q = out.q + at * QBLOCK;
     const float amax = f_hmax(f_max(f_abs(lo), f_abs(hi)));
     const float d = amax / 127.0f;
     const F inverse = f_set1(amax > 0.0f ? 127.0f / amax : 0.0f);

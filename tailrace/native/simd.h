@@ -468,10 +468,19 @@ struct DotSigned {
 #endif
 
 inline int32_t i_sum(I a) {
+#if defined(TR_AVX512) && !defined(TR_EMULATE)
+    return _mm512_reduce_add_epi32(a.v);
+#elif defined(TR_AVX2)
+    const __m256i pair = _mm256_add_epi32(a.lo, a.hi);
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(pair), _mm256_extracti128_si256(pair, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+#else
     int32_t v[16], s = 0;
     i_store(v, a);
     for (int32_t x : v) s += x;
     return s;
+#endif
 }
 inline F f_zero() { return f_set1(0.0f); }
 

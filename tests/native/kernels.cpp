@@ -24,7 +24,7 @@
 using namespace tailrace;
 
 // Every member is tested below; a new one must be too. Those that only measure (`peaks` and what follows) are not.
-static_assert(offsetof(Kernels, peaks) == sizeof(const char *) + 8 + 14 * sizeof(void (*)()));
+static_assert(offsetof(Kernels, peaks) == sizeof(const char *) + 14 * sizeof(void (*)()));
 
 namespace {
 
@@ -200,9 +200,9 @@ struct Rounded {
     std::vector<float> d, ds, ds16;
     std::vector<int32_t> s16;
     Quantised view;
-    Rounded(int64_t rows, int64_t k)
-        : q(size_t(rows * k)), d(size_t(rows * k / QBLOCK)), ds(d.size()), ds16(d.size() * 2), s16(d.size() * 2),
-          view{q.data(), d.data(), ds.data(), ds16.data(), s16.data(), k} {}
+    Rounded(int64_t rows, int64_t k, int64_t group = 1)
+        : q(size_t((rows + group - 1) / group * group * k)), d(q.size() / QBLOCK), ds(d.size()), ds16(d.size() * 2), s16(d.size() * 2),
+          view{q.data(), d.data(), ds.data(), ds16.data(), s16.data(), k, group} {}
     Rounded(const Rounded &) = delete;
     // Any activations, and scales that are powers of two.
     void fill(Random &random) {
@@ -246,8 +246,8 @@ Output output(std::vector<float> &out, int64_t row0, int64_t tile, int64_t ld, c
 // One product in all its ways; `run(kernels, tile, row0, rows, output)` computes a tile, `oracle(row, n, magnitude)` gives the
 // true value and the sum of what it is made of, and takes `terms` additions.
 template <class Run, class Oracle>
-void product(Pair p, Random &random, const Packed &w, int64_t rows, bool exact, Run run, Oracle oracle, double terms) {
-    const int64_t row0 = random.below(3), all = row0 + rows, ld = w.n + 16 * random.below(2);
+void product(Pair p, Random &random, const Packed &w, int64_t row0, int64_t rows, bool exact, Run run, Oracle oracle, double terms) {
+    const int64_t all = row0 + rows, ld = w.n + 16 * random.below(2);
     std::vector<float> start = random.normals(all * ld), bias = random.normals(w.n);
     if (exact)
         for (auto *v : {&start, &bias})
@@ -285,15 +285,16 @@ void product(Pair p, Random &random, const Packed &w, int64_t rows, bool exact, 
 void test_gemm_int(Pair p) {
     Random random{2};
     for (const char *format : {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"})
-        for (int64_t rows = 1; rows <= 9; rows++)
+        for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 15, 16, 17, 34, 44})
             for (const bool exact : {true, false}) {
                 place = std::string(p.k.name) + " gemm_int " + format + " rows " + std::to_string(rows) + (exact ? " exact" : "");
                 const int64_t k = 32 * random.between(1, 5), n = random.between(1, 40);
                 const Matrix m(format, n, k, random, exact);
-                Rounded x(rows + 2, k);
+                const int64_t group = group_of(rows), row0 = group * random.below(3), all = row0 + rows;
+                Rounded x(all, k, group);
                 if (exact) x.fill(random);
                 else
-                    for (int64_t r = 0; r < rows + 2; r++) p.plain.quantise(random.normals((rows + 2) * k).data(), r, x.view);
+                    for (int64_t r = 0; r < all; r++) p.plain.quantise(random.normals(all * k).data(), r, x.view);
                 std::vector<uint8_t> scratch(size_t(16 * k));
                 const auto run = [&](const Kernels &kernels, int64_t tile, int64_t row0, int64_t count, const Output &out) {
                     kernels.gemm_int(m.w, tile, x.view, row0, count, out, scratch.data());
@@ -305,15 +306,15 @@ void test_gemm_int(Pair p) {
                         int q;
                         for (int64_t i = b * 16; i < b * 16 + 16; i++) {
                             m.at(column, i, scale, min, q);
-                            const int a = x.q[size_t(r * k + i)];
+                            const int a = x.q[size_t(x.view.at(r, i / QBLOCK) * QBLOCK + i % QBLOCK)];
                             dot += double(q * a), total += a;
                         }
-                        const double d = x.d[size_t((r * k + b * 16) / QBLOCK)];
+                        const double d = x.d[size_t(x.view.at(r, b * 16 / QBLOCK))];
                         sum += d * (scale * dot + min * total), size += d * (std::fabs(scale * dot) + std::fabs(min * total));
                     }
                     return sum;
                 };
-                product(p, random, m.w, rows, exact, run, oracle, 2.0 * double(k) / m.w.block);
+                product(p, random, m.w, row0, rows, exact, run, oracle, 2.0 * double(k) / m.w.block);
             }
 }
 
@@ -342,7 +343,7 @@ void test_gemm_float(Pair p) {
                     }
                     return sum;
                 };
-                product(p, random, m.w, rows, exact, run, oracle, double(k) / 2);
+                product(p, random, m.w, random.below(3), rows, exact, run, oracle, double(k) / 2);
             }
 }
 
