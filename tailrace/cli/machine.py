@@ -46,7 +46,7 @@ def command(
     ] = 6.0,
     threads: Annotated[int | None, typer.Option(help="Most threads. Default: one a core.")] = None,
     kernels: Annotated[
-        str | None, typer.Option(help="Instruction path: portable, avx2 or avx512. Default: the best here.")
+        str | None, typer.Option(help="Instruction path, one that can run here. Default: the best.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:  # fmt: skip

@@ -14,7 +14,7 @@ struct Spread {
     double best, median;
 };
 
-// The kinds of multiply-add that a build is made of; and for the AVX-512 build, what else this processor has.
+// The kinds of multiply-add that a build is made of; and for builds of AVX-512, what else this processor has.
 std::vector<Peak> peaks_of(const Kernels &k);
 
 // Bytes per second that `threads` threads read together, each its own `bytes` of memory, over and over; in huge pages,

@@ -1,4 +1,4 @@
-// Multiply-adds that some x86 processors have beyond what the AVX-512 build is made for: bf16 dot products, and AMX's
+// Multiply-adds that some x86 processors have beside those of AVX-512 that the kernels use: bf16 dot products, and AMX's
 // products of tiles. They are compiled for those instructions one function at a time and called where they can run.
 #include "amx_permission.h"
 #include "ceilings.h"

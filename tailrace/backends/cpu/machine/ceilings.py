@@ -65,7 +65,7 @@ class Bandwidth(msgspec.Struct, frozen=True):
 
 class Arithmetic(msgspec.Struct, frozen=True):
     """Multiply-adds of one kind on `threads` threads together, operands in registers. `instructions` do it: in the
-    kernel build that was measured, or in what else this processor has beside the AVX-512 build. A multiply-add is two
+    kernel build that was measured, or in what else this processor has beside AVX-512. A multiply-add is two
     operations."""
 
     kind: str
