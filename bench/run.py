@@ -15,18 +15,16 @@ from tailrace.models import catalogue
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument("what", nargs="*", choices=["steps", "quality", "serve", "start", "shapes"],
-                   help="default: all but shapes")  # fmt: skip
+    choices = ["steps", "quality", "serve", "start", "shapes", "quota", "neighbour"]
+    p.add_argument("what", nargs="*", choices=choices, help="default: steps, quality, serve and start")
     p.add_argument("--model", default=catalogue.DEFAULT)
     p.add_argument("--threads", type=int, default=None)
     p.add_argument("--kernels", default=None)
     p.add_argument("--tokens", type=int, default=512, help="quality: tokens of each passage")
     p.add_argument("--passages", type=int, default=4, help="quality: passages of text")
-    p.add_argument(
-        "--against", default=None, help="serve, start, shapes: another server's command, with {port} and {model}"
-    )
+    p.add_argument("--against", default=None, help="another server's command, with {port} and {model}")
     p.add_argument("--workloads", default=None, help="serve, shapes: a comma-separated choice")
-    p.add_argument("--repeats", type=int, default=3, help="serve, shapes: runs of each workload")
+    p.add_argument("--repeats", type=int, default=3, help="runs of each workload, or turns")
     p.add_argument("--starts", type=int, default=10, help="start: starts of each server")
     p.add_argument("--shapes", default="llama-1b-q4_0,llama-1b-q8_0", help="shapes: or mistral-7b-q4_0, ...-q8_0")
     args = p.parse_args()
@@ -65,6 +63,19 @@ def main() -> None:
         if unknown := sorted(set(wanted) - set(shapes.NAMES)):
             p.error(f"--shapes: {unknown[0]} is not one of {', '.join(shapes.NAMES)}")
         shapes.run(wanted, args.against, names, args.repeats, model)
+    if "neighbour" in chosen:
+        from bench import neighbour
+
+        print("\n## Beside a busy process\n", flush=True)
+        neighbour.run([ours, *([against] if against else [])], args.repeats)
+    if "quota" in chosen:
+        from bench import quota
+
+        print("\n## Under a CPU quota\n", flush=True)
+        try:
+            quota.run(ours, args.repeats)
+        except quota.NoGroups as error:
+            sys.exit(f"No CPU quota can be set here: {error}")
 
 
 if __name__ == "__main__":
