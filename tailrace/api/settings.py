@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass, field
 
 from tailrace.engine.spec import EngineSpec
+from tailrace.kv.retention import check_policy
 from tailrace.terms import InvalidInput
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -102,6 +103,14 @@ class Settings:
     backend: str = "cpu"
     """"cpu" (native) or "reference" (numpy, slow, the oracle)."""
     prefix_cache: bool = True
+    kv_policy: str = "lru"
+    """Which cached KV page goes first where room is needed: "lru", "lfu", "ttl" or "cost"."""
+    kv_ttl: float | None = None
+    """Seconds after which the policy "ttl" forgets a page that nobody uses; None with the other policies."""
+    kv_tenant_share: float = 1.0
+    """Most of the KV pool that one key's cached pages may be."""
+    kv_pin: tuple[tuple[int, ...], ...] = ()
+    """Token ids of prefixes whose pages are kept for good once computed, for each key."""
     cache_dir: str | None = None
     """Root of the model cache, where repacked weights are kept; None is the default one."""
     loader: str = ""
@@ -155,6 +164,11 @@ class Settings:
                 "more than one a core is slower",
                 param="threads",
             )
+        check_policy(self.kv_policy, self.kv_ttl or 0.0)
+        if not 0.0 < self.kv_tenant_share <= 1.0:
+            raise InvalidInput(
+                f"--kv-tenant-share must be above 0 and at most 1, not {self.kv_tenant_share}", param="kv_tenant_share"
+            )
         if self.backend not in ("cpu", "reference"):
             raise InvalidInput(f'backend must be "cpu" or "reference", not "{self.backend}"', param="backend")
 
@@ -173,6 +187,11 @@ class Settings:
             kv_dtype=self.kv_dtype,
             quantize=self.quantize,
             prefix_cache=self.prefix_cache,
+            kv_policy=self.kv_policy,
+            kv_ttl=self.kv_ttl or 0.0,
+            kv_tenant_share=self.kv_tenant_share,
+            kv_pin=self.kv_pin,
+            tenants=max(1, len(set(self.api_keys))),
             cache_dir=self.cache_dir,
             loader=self.loader,
         )

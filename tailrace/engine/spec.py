@@ -21,6 +21,11 @@ class EngineSpec:
     kv_dtype: str = "bf16"
     quantize: str | None = None
     prefix_cache: bool = True
+    kv_policy: str = "lru"
+    kv_ttl: float = 0.0
+    kv_tenant_share: float = 1.0
+    kv_pin: tuple[tuple[int, ...], ...] = ()
+    tenants: int = 1
     cache_dir: str | None = None
     loader: str = ""
     warm_up: bool = True
