@@ -1,6 +1,6 @@
 """KV pages of the one engine: which are free, who holds them, what they hold (`pages`, `prefix`), and how long one that
 nobody holds is kept (`retention`).
 
-Called by `engine` alone. Knows page numbers, token ids and digests; must never know of requests' parameters,
-schedulers, clocks, text, or the tensors that the pages stand for.
+Called by `engine`; `cli` replays recorded traces (`replay`). Knows page numbers, token ids and digests; must never know
+of requests' parameters, schedulers, clocks, text, or the tensors that the pages stand for.
 """
