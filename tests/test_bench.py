@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import quality, shapes
+from bench import kv, quality, shapes
 from tailrace.backends.cpu import CpuBackend
 from tailrace.backends.reference import ReferenceBackend, dequantize
 from tailrace.engine.assets import open_model
@@ -57,3 +57,16 @@ def test_a_model_with_shuffled_channels_computes_the_same(tied: bool, tmp_path: 
     assert not np.array_equal(copied.layers[0].down.data, model.layers[0].down.data)
     truth, found = (logits_of(ReferenceBackend(one, pages=4), PROMPT, range(40)) for one in (model, copied))
     assert np.abs(found - truth).max() < 1e-4
+
+
+def test_the_prefix_index_is_measured_under_every_policy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("PAGES", 4000), ("EVICTED", 1000), ("SINGLE", 50)):
+        monkeypatch.setattr(kv, name, value)
+    kv.run(1)
+    rows = {row.split()[0]: row.split()[1:] for row in capsys.readouterr().out.splitlines()[-4:]}
+    assert set(rows) == {"lru", "lfu", "ttl", "cost"}
+    for row in rows.values():
+        assert all(float(number.replace(",", "")) > 0 for number in row[:3])
+        assert float(row[3].rstrip(",")) < 2

@@ -285,13 +285,17 @@ def test_lru_evicts_as_a_list_of_leaves_by_last_use_would() -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_evictions_look_at_a_constant_number_of_entries_in_a_tree_of_20_000_pages(name: str) -> None:
-    cache = cache_of(name, 20_000, share=0.9)
-    for n in range(1000):
-        cache.remember([*STEM, *(n * 1000 + i for i in range(18 * PAGE))][: 20 * PAGE])
-    for n in range(0, 1000, 3):  # hits leave stale entries behind
-        cache.remember([*STEM, *(n * 1000 + i for i in range(18 * PAGE))][: 20 * PAGE])
-    assert len(cache.index) > 17_000
+def test_evictions_look_at_a_constant_number_of_entries_in_a_tree_of_100_000_pages(name: str) -> None:
+    cache = cache_of(name, 100_000, share=0.95)
+
+    def prompt(n: int) -> list[int]:
+        return [*STEM, *range(n * 1000, n * 1000 + 38 * PAGE)]
+
+    for n in range(2400):
+        cache.remember(prompt(n))
+    for n in range(0, 2400, 3):  # hits leave stale entries behind
+        cache.remember(prompt(n))
+    assert len(cache.index) > 90_000
     before = cache.index.visited
     assert cache.index.evict(5000) == 5000
     assert cache.index.visited - before <= 2 * 5000
