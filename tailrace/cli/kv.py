@@ -162,7 +162,7 @@ def _show(trace: Trace, outcomes: Sequence[Outcome], bytes_per_token: int | None
     )
     table = Table(box=None, header_style="bold")
     for name in ("pages", *(["bytes"] if bytes_per_token else []), "policy", "hits", "tokens saved", "work saved",
-                 "evictions"):  # fmt: skip
+                 "evictions", "most held"):  # fmt: skip
         table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
     for at, outcome in enumerate(outcomes):
         first = not at or outcome.pages != outcomes[at - 1].pages
@@ -174,6 +174,7 @@ def _show(trace: Trace, outcomes: Sequence[Outcome], bytes_per_token: int | None
         table.add_row(
             *(size if first else [""] * len(size)), outcome.policy, f"{outcome.hit_rate:.1%}",
             f"{outcome.hit_tokens:,}", f"{outcome.work_saved:.1%}", f"{outcome.evictions:,}",
+            f"{outcome.most_held:,}",
         )  # fmt: skip
     console.print(table)
     console.print(

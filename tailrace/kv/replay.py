@@ -99,6 +99,8 @@ class Outcome:
     """The same with each token as what it costs, attention included: what the policy "cost" is after."""
     evictions: int
     """Pages forgotten for want of room, or because they were overdue."""
+    most_held: int
+    """Most pages that were held at a time."""
 
 
 class Optimal:
@@ -172,20 +174,21 @@ def replay(
     )
     pool = PagePool(pages)
     index = PrefixIndex(pool, policy)
-    hit_tokens, work, saved = 0, 0.0, 0.0
+    hit_tokens, most_held, work, saved = 0, 0, 0.0, 0.0
     for number, request in enumerate(trace.requests):
         if oracle is not None:
             oracle.next_uses = trace.next_uses[number]
         index.advance(request.at)
         found = _serve(index, pool, request, (request.tokens - 1) // trace.block_tokens) * trace.block_tokens
         hit_tokens += found
+        most_held = max(most_held, len(index))
         saved += prefill_work(found, parity)
         work += prefill_work(request.tokens, parity)
         if number % REPORT_EVERY == REPORT_EVERY - 1:
             report(REPORT_EVERY)
     report(len(trace.requests) % REPORT_EVERY)
     evictions = sum(index.evictions.values())
-    return Outcome(name, pages, hit_tokens, hit_tokens / trace.input_tokens, saved / work, evictions)
+    return Outcome(name, pages, hit_tokens, hit_tokens / trace.input_tokens, saved / work, evictions, most_held)
 
 
 def _serve(index: PrefixIndex, pool: PagePool, request: Recorded, limit: int) -> int:

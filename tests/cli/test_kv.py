@@ -30,7 +30,7 @@ def test_the_table_has_every_policy_in_every_size(run: Run, trace: str) -> None:
     assert "160 requests with 425.6 k tokens, 320 different pages of 512 tokens" in ended.stdout
     rows = [row.split() for row in ended.stdout.splitlines() if "%" in row and "share" not in row]
     assert len(rows) == 25
-    assert [row[-5] for row in rows[:5]] == ["lru", "lfu", "ttl", "cost", "optimal"]
+    assert [row[-6] for row in rows[:5]] == ["lru", "lfu", "ttl", "cost", "optimal"]
     assert "1.5 MiB" in ended.stdout
     assert ended.stderr == ""
 

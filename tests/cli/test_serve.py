@@ -75,6 +75,19 @@ def test_a_key_file_without_a_key_is_refused(tmp_path: Path, content: str | None
         settings("--api-key-file", str(file))
 
 
+def test_a_text_is_pinned_as_the_chat_template_renders_it(smollm2: Path, tmp_path: Path) -> None:
+    file = tmp_path / "system.txt"
+    file.write_text("<|im_start|>system\nYou are a river guide.<|im_end|>\n")
+    made, load_text = serve._with_pins(settings(str(smollm2)), [str(file)])
+    assert load_text is not None
+    text = load_text(made)
+    messages = [{"role": "system", "content": "You are a river guide."}, {"role": "user", "content": "Hello!"}]
+    (pinned,) = made.kv_pin
+    assert len(pinned) > 8
+    assert text.encode_chat(messages)[: len(pinned)] == list(pinned)
+    assert load_text(made) is text  # loaded once
+
+
 def test_a_file_that_cannot_be_pinned_is_refused_before_anything_is_served(run: Run, tmp_path: Path) -> None:
     (tmp_path / "long.json").write_text(str([5] * 700))
     sizes = ("--kv-tokens", "1024", "--max-context", "512", "--port", "0")

@@ -68,9 +68,10 @@ def test_policies_differ_where_they_should(tmp_path: Path) -> None:
     hits = {name: run(trace, name, 3).hit_tokens // BLOCK for name in REPLAYED}
     assert hits == {"lru": 4, "lfu": 5, "ttl": 4, "cost": 5, "optimal": 5}
     assert run(trace, "ttl", 100).hit_tokens // BLOCK == 5
-    short = run(trace, "ttl", 100, ttl=15.0)
+    short = run(trace, "ttl", 100, ttl=5.0)
     assert short.hit_tokens // BLOCK == 4
     assert short.evictions == 5
+    assert (short.most_held, run(trace, "lru", 100).most_held, run(trace, "lru", 3).most_held) == (4, 5, 3)
 
 
 def test_a_prompt_larger_than_the_pool_is_kept_as_far_as_it_fits(tmp_path: Path) -> None:
