@@ -12,7 +12,7 @@ constexpr int INT_ROWS = 8, FLOAT_ROWS = 6;
 constexpr int INT_ROWS = 4, FLOAT_ROWS = 3;
 #endif
 
-constexpr int PREFETCH = 1024; // bytes ahead of the block that is multiplied, where weights are read once
+constexpr int PREFETCH = 4096; // bytes ahead of the block that is multiplied, where weights are read once
 
 template <bool WIDE> inline F load_scales(const uint8_t *p) {
     if constexpr (WIDE) return f_load(reinterpret_cast<const float *>(p));
