@@ -148,7 +148,7 @@ def test_ceilings_are_kept_for_each_machine(tmp_path: Path) -> None:
         lambda body: b"",
         lambda body: body.replace(b'"page_fault_seconds": 1e-6', b'"page_fault_seconds": -1'),
         lambda body: body.replace(b'"threads": 2', b'"threads": "two"'),
-        lambda body: body.replace(b'"format": 1', b'"format": 2'),
+        lambda body: body.replace(b'"format": 2', b'"format": 3'),
     ],
     ids=["torn", "empty", "negative", "type", "format"],
 )
@@ -211,7 +211,8 @@ def test_a_window_bounds_what_attention_sees() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "kind", "row_bytes"), [(Format.Q4_0, "int8_by_int4", 18), (Format.Q8_0, "int8_by_int8", 34)]
+    ("form", "kind", "row_bytes"),
+    [(Format.Q4_0, "int8_by_int4", 18), (Format.Q5_0, "int8_by_int6", 22), (Format.Q8_0, "int8_by_int8", 34)],
 )
 def test_quantised_products_are_counted_in_their_own_kind(form: Format, kind: str, row_bytes: int) -> None:
     weight = Weight("layers.0.x_proj.weight", form, (48, 64), np.zeros((48, 2 * row_bytes), np.uint8))

@@ -18,7 +18,7 @@ from typing import Annotated
 import msgspec
 
 FILE = "machine.json"
-FORMAT = 1
+FORMAT = 2
 """Changes whenever the meaning of a field does; entries of another format are not read."""
 
 _log = logging.getLogger("tailrace")

@@ -16,8 +16,11 @@ from tailrace.backends import Attention, Forward, Weight
 from tailrace.backends.cpu.record import Node, Recorder
 from tailrace.native import _kernels
 
-KINDS = ("int8_by_int4", "int8_by_int8", "fp32", "bf16", "fp16")
-"""The multiply-adds that a packed matrix is made for, by the number of its kind (see `Kind` in kernels.h)."""
+INTEGER = ("int8_by_int4", "int8_by_int6", "int8_by_int8")
+"""The multiply-adds of quantised matrices, whose input is rounded to int8."""
+
+KINDS = (*INTEGER, "fp32", "bf16", "fp16")
+"""All multiply-adds that a packed matrix may be made for."""
 
 ELEMENTWISE = {"embed": 2, "norm": 4, "head_norm": 4, "rope": 3, "silu_mul": 5, "add": 1, "wanted": 0}
 """Nominal operations a value that comes out."""
@@ -117,9 +120,9 @@ class Product:
         for w in self.weights:
             n, k = w.shape
             kind, *_, size = _kernels.packed_shape(w.format.value, n, k)
-            operations[KINDS[kind]] += 2 * rows * n * k
+            operations[kind] += 2 * rows * n * k
             cold += size
-            integer = integer or kind < 2
+            integer = integer or kind in INTEGER
         into = self.inputs + -(-self.inputs // 32) * 8 if integer else 4 * self.inputs
         out = 4 * self.outputs * (2 if self.adds else 1)
         return single(dict(operations), cold, rows * (into + out))
@@ -150,7 +153,7 @@ class Parts:
         """All that handles each row by itself: norms, rotations, rounding, activations, storing of keys and values."""
         work = [_elementwise(node, shape.wanted if wanted else shape.rows) for node, wanted in self.rows]
         for product in self.products:
-            if any(_kernels.packed_shape(w.format.value, *w.shape)[0] < 2 for w in product.weights):
+            if any(_kernels.packed_shape(w.format.value, *w.shape)[0] in INTEGER for w in product.weights):
                 rows = shape.wanted if product.wanted else shape.rows
                 written = product.inputs + -(-product.inputs // 32) * 8
                 work.append(single({"fp32": ROUNDING * rows * product.inputs}, 0, rows * written))
@@ -209,7 +212,7 @@ def _elementwise(node: Node, rows: int) -> Work:
     cold = 0
     if node.op == "embed":
         table = _weight(node)
-        cold = rows * (_kernels.packed_shape(table.format.value, *table.shape)[6] // table.shape[0])
+        cold = rows * (_kernels.packed_shape(table.format.value, *table.shape)[3] // table.shape[0])
     return single({"fp32": ELEMENTWISE[node.op] * values}, cold, 4 * values * (inputs + 1))
 
 
