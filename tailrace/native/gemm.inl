@@ -17,9 +17,12 @@ constexpr int INT_ROWS = 4, FLOAT_ROWS = 3;
 
 constexpr int PREFETCH = 1024; // bytes ahead of the block that is multiplied, where weights are read once
 
+// Of lambdas in a kernel: inlined before anything else is done, or the arrays that they refer to stay in memory.
+#define TR_INLINED __attribute__((always_inline))
+
 // Calls f<0>() to f<N - 1>().
-template <int N, class Call> inline void each(Call &&call) {
-    [&]<int... I>(std::integer_sequence<int, I...>) { (call.template operator()<I>(), ...); }(std::make_integer_sequence<int, N>{});
+template <int N, class Call> TR_INLINE void each(Call &&call) {
+    [&]<int... I>(std::integer_sequence<int, I...>) TR_INLINED { (call.template operator()<I>(), ...); }(std::make_integer_sequence<int, N>{});
 }
 
 inline void write_out(const Output &out, int64_t row, F acc) {
@@ -83,36 +86,36 @@ template <Quants Q> void unpack(const Packed &w, int64_t tile, uint8_t *bytes) {
     const uint8_t *span = w.data + size_t(tile) * w.tile_bytes(), *end = span + w.tile_bytes();
     for (; span < end; span += Q.span_bytes())
         for (const uint8_t *p = span + Q.header(); p < span + Q.span_bytes(); p += Q.payload(), bytes += 512)
-            each<8>([&]<int G>() { w_store(bytes + 64 * G, group<Q.bits, G>(p)); });
+            each<8>([&]<int G>() TR_INLINED { w_store(bytes + 64 * G, group<Q.bits, G>(p)); });
 }
 
-template <int BITS> using Dot = std::conditional_t<BITS == 8, DotSigned, std::conditional_t<(BITS <= 4), DotSmall, DotMedium>>;
+template <int BITS> using DotOf = std::conditional_t<BITS == 8, DotSigned, std::conditional_t<(BITS <= 4), DotSmall, DotMedium>>;
 
 // Sums of the products of 16 or 32 inputs with rows R, exact: `p` is their payload or, UNPACKED, their groups in bytes; q[r]
 // are the activations. FIRST: the first group of the eight.
 template <Quants Q, int FIRST, bool UNPACKED, int R>
-inline void dot_block(const uint8_t *p, const int8_t *const (&q)[R], const int32_t *const (&s16)[R], int64_t at, I (&sums)[R]) {
+TR_INLINE void dot_block(const uint8_t *p, const int8_t *const (&q)[R], const int32_t *const (&s16)[R], int64_t at, I (&sums)[R]) {
     constexpr int GROUPS = Q.block / 4;
-    const auto weights = [&]<int G>() {
+    const auto weights = [&]<int G>() TR_INLINED {
         if constexpr (UNPACKED) return w_load(p + 64 * G);
         else return group<Q.bits, G>(p);
     };
-    const auto activations = [&](int r, int g) { return a_load(q[r] + at + 4 * g); };
-    const auto total = [&](int r) { return GROUPS == 8 ? s16[r][at / 16] + s16[r][at / 16 + 1] : s16[r][at / 16 + FIRST / 4]; };
-    Dot<Q.bits> dot[R];
+    const auto activations = [&](int r, int g) TR_INLINED { return a_load(q[r] + at + 4 * g); };
+    const auto total = [&](int r) TR_INLINED { return GROUPS == 8 ? s16[r][at / 16] + s16[r][at / 16 + 1] : s16[r][at / 16 + FIRST / 4]; };
+    DotOf<Q.bits> dot[R];
     if constexpr (Q.bits == 8) {
-        each<GROUPS>([&]<int G>() {
+        each<GROUPS>([&]<int G>() TR_INLINED {
             const WS w = ws_prepare(weights.template operator()<FIRST + G>());
             for (int r = 0; r < R; r++) dot[r].add(w, activations(r, FIRST + G));
         });
     } else if constexpr (Q.bits <= 4) {
         // low nibbles first, then high ones: fewer vectors alive at a time than a byte's two halves together
-        each<GROUPS>([&]<int G>() {
+        each<GROUPS>([&]<int G>() TR_INLINED {
             const W w = weights.template operator()<FIRST + G>();
             for (int r = 0; r < R; r++) dot[r].add(w, activations(r, FIRST + G));
         });
     } else {
-        each<GROUPS / 2>([&]<int PAIR>() {
+        each<GROUPS / 2>([&]<int PAIR>() TR_INLINED {
             constexpr int G = FIRST + 2 * PAIR;
             const W w0 = weights.template operator()<G>(), w1 = weights.template operator()<G + 1>();
             for (int r = 0; r < R; r++) dot[r].add(w0, activations(r, G), w1, activations(r, G + 1));
@@ -149,7 +152,7 @@ __attribute__((noinline)) void rows_int(const Packed &w, int64_t tile, const uin
             const int64_t b = first / 32 + i;
             const uint8_t *p = UNPACKED ? bytes + b * 512 : span + Q.header() + i * Q.payload();
             if constexpr (!UNPACKED) prefetch<Q.payload() / 64>(p);
-            each<32 / Q.block>([&]<int HALF>() {
+            each<32 / Q.block>([&]<int HALF>() TR_INLINED {
                 constexpr int BLOCKS = 32 / Q.block;
                 F scale, min;
                 I sums[R];
@@ -238,7 +241,7 @@ template <Quants Q> void embed_int(const uint8_t *span, int lane, float *out, in
         const Scales<Q> scales(span);
         for (int i = 0; i < Q.span(); i += 32) {
             uint8_t bytes[512];
-            each<8>([&]<int G>() { w_store(bytes + 64 * G, group<Q.bits, G>(span + Q.header() + i / 32 * Q.payload())); });
+            each<8>([&]<int G>() TR_INLINED { w_store(bytes + 64 * G, group<Q.bits, G>(span + Q.header() + i / 32 * Q.payload())); });
             for (int j = 0; j < 32; j += Q.block) {
                 F scale, min;
                 scales.at((i + j) / Q.block, scale, min);
@@ -267,5 +270,7 @@ void embed(const Packed &w, int64_t token, float *out, int64_t width) {
         else out[k] = lane_of(load_weights<Kind::F16>(p, k), lane);
     }
 }
+
+#undef TR_INLINED
 
 } // namespace TR_NS

@@ -301,7 +301,7 @@ float fused(const Matrix &m, const Rounded &x, int64_t r, int64_t column, int64_
     float sum = 0.0f;
     for (int64_t b = 0; b < k / block; b++) {
         int32_t dot = 0;
-        float scale, min;
+        float scale = 0.0f, min = 0.0f;
         int q;
         for (int64_t i = b * block; i < (b + 1) * block; i++) {
             m.at(column, i, scale, min, q);
