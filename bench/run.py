@@ -15,7 +15,12 @@ from tailrace.models import catalogue
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument("what", nargs="*", choices=["steps", "quality", "serve", "shapes"], help="default: all but shapes")
+    p.add_argument(
+        "what",
+        nargs="*",
+        choices=["kernels", "steps", "quality", "serve", "shapes"],
+        help="default: steps quality serve",
+    )
     p.add_argument("--model", default=catalogue.DEFAULT)
     p.add_argument("--threads", type=int, default=None)
     p.add_argument("--kernels", default=None)
@@ -29,6 +34,11 @@ def main() -> None:
     chosen = args.what or ["steps", "quality", "serve"]
     model = catalogue.pull(args.model)
     os.chdir(Path(__file__).resolve().parent.parent)
+    if "kernels" in chosen:
+        from bench import kernels
+
+        print("## Products\n")
+        kernels.run(args.threads, args.kernels)
     if "steps" in chosen:
         from bench import steps
 

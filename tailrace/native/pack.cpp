@@ -123,16 +123,27 @@ void decode(const Layout &l, const uint8_t *p, Decoded &o) {
     else decode_q6k(p, o);
 }
 
-// Adds the quants of 32 inputs of one output to the planes of a payload of zeros; see `Quants`.
+// Writes the quants of 32 inputs of one output into the planes of a payload; see `Quants`.
 template <int BITS> void place_quants(const int8_t *q, int lane, uint8_t *payload) {
     constexpr int PAIRS = (BITS & 4) * 64, BIT = PAIRS + (BITS & 2) * 64; // where the planes of 2 bits and of 1 bit begin
-    for (int i = 0; i < 32; i++) {
-        const int group = i / 4;
-        uint8_t *p = payload + lane * 4 + i % 4, rest = uint8_t(q[i]);
-        if constexpr (BITS == 8) p[group * 64] = rest;
-        if constexpr (BITS & 4) p[group % 4 * 64] |= uint8_t((rest & 15) << (group / 4 * 4)), rest >>= 4;
-        if constexpr (BITS & 2) p[PAIRS + group / 4 * 64] |= uint8_t((rest & 3) << (group % 4 * 2)), rest >>= 2;
-        if constexpr (BITS & 1) p[BIT] |= uint8_t((rest & 1) << group);
+    for (int i = 0; i < 4; i++) { // of each group
+        uint8_t *p = payload + lane * 4 + i;
+        const auto bits = [&](int group, int from, int count) { return uint8_t(q[group * 4 + i]) >> from & ((1 << count) - 1); };
+        if constexpr (BITS == 8)
+            for (int g = 0; g < 8; g++) p[g * 64] = uint8_t(bits(g, 0, 8));
+        if constexpr (BITS & 4)
+            for (int v = 0; v < 4; v++) p[v * 64] = uint8_t(bits(v, 0, 4) | bits(v + 4, 0, 4) << 4);
+        if constexpr (BITS & 2)
+            for (int v = 0; v < 2; v++) {
+                int pairs = 0;
+                for (int g = 0; g < 4; g++) pairs |= bits(v * 4 + g, BITS & 4, 2) << (g * 2);
+                p[PAIRS + v * 64] = uint8_t(pairs);
+            }
+        if constexpr (BITS & 1) {
+            int all = 0;
+            for (int g = 0; g < 8; g++) all |= bits(g, BITS - 1, 1) << g;
+            p[BIT] = uint8_t(all);
+        }
     }
 }
 
@@ -147,12 +158,12 @@ void place_quants(int bits, const int8_t *q, int lane, uint8_t *payload) {
     }
 }
 
-// Writes one decoded file block of one output (lane) into a span of zeros.
+// Writes one decoded file block of one output (lane) into a span.
 void place(const Quants &quants, const Decoded &o, int lane, uint8_t *span) {
     std::memcpy(span + lane * 2, o.factor, 2);
     if (quants.min == Min::Stored) {
         std::memcpy(span + LANES * 2 + lane * 2, o.min_factor, 2);
-        if (quants.super) span[LANES * 2 + lane * 2 + 1] ^= 0x80;
+        if (quants.super) span[LANES * 2 + lane * 2 + 1] ^= 0x80; // negated
     }
     if (quants.super)
         for (int b = 0; b < quants.span() / quants.block; b++) {
