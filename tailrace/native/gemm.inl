@@ -15,6 +15,7 @@ constexpr int INT_ROWS = 8, FLOAT_ROWS = 6;
 constexpr int INT_ROWS = 4, FLOAT_ROWS = 3;
 #endif
 
+constexpr int UNPACK_ROWS = 3 * INT_ROWS; // up to so many, unpacking a tile again and again is cheaper than keeping it unpacked
 constexpr int PREFETCH = 1024; // bytes ahead of the block that is multiplied, where weights are read once
 
 // Of lambdas in a kernel: inlined before anything else is done, or the arrays that they refer to stay in memory.
@@ -176,13 +177,15 @@ template <int MAX, class Call> inline void with_rows(int64_t rows, Call &&call) 
 }
 
 template <Quants Q> void tile_int(const Packed &w, int64_t tile, const Quantised &x, int64_t row0, int64_t rows, const Output &out, uint8_t *scratch) {
-    if (rows <= INT_ROWS) { // unpacking on the way is cheaper than keeping the quants unpacked
-        with_rows<INT_ROWS>(rows, [&]<int R>() { rows_int<Q, R, false>(w, tile, nullptr, x, row0, out, 0); });
-        return;
-    }
-    unpack<Q>(w, tile, scratch);
+    if constexpr (Q.bits != 8)
+        if (rows > UNPACK_ROWS) {
+            unpack<Q>(w, tile, scratch);
+            for (int64_t r = 0; r < rows; r += INT_ROWS)
+                with_rows<INT_ROWS>(rows - r, [&]<int R>() { rows_int<Q, R, true>(w, tile, scratch, x, row0 + r, out, r); });
+            return;
+        }
     for (int64_t r = 0; r < rows; r += INT_ROWS)
-        with_rows<INT_ROWS>(rows - r, [&]<int R>() { rows_int<Q, R, true>(w, tile, scratch, x, row0 + r, out, r); });
+        with_rows<INT_ROWS>(rows - r, [&]<int R>() { rows_int<Q, R, false>(w, tile, nullptr, x, row0 + r, out, r); });
 }
 
 // Calls f<Q>() for the quants of a matrix.

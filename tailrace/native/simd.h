@@ -20,6 +20,7 @@
 #undef _mm512_cvtepi32_ps
 #undef _mm512_cvtepi32_epi8
 #undef _mm512_cvtph_ps
+#undef _mm512_cvtepi8_epi32
 inline simde__m128i emulated_cvtepi32_epi8(simde__m512i a) {
     int32_t wide[16];
     int8_t narrow[16];
@@ -30,6 +31,8 @@ inline simde__m128i emulated_cvtepi32_epi8(simde__m512i a) {
     return r;
 }
 #define _mm512_cvtepi32_epi8 emulated_cvtepi32_epi8
+#define _mm512_cvtepi8_epi32(a) \
+    _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_cvtepi8_epi32(a)), _mm256_cvtepi8_epi32(_mm_srli_si128(a, 8)), 1)
 #define _mm512_cvtepi32_ps(a) \
     _mm512_castpd_ps(_mm512_insertf64x4(_mm512_castpd256_pd512(_mm256_castps_pd(_mm256_cvtepi32_ps(_mm512_castsi512_si256(a)))), \
                                         _mm256_castps_pd(_mm256_cvtepi32_ps(_mm512_extracti64x4_epi64(a, 1))), 1))

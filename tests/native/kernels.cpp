@@ -317,7 +317,7 @@ float fused(const Matrix &m, const Rounded &x, int64_t r, int64_t column, int64_
 void test_gemm_int(Pair p) {
     Random random{2};
     for (const char *format : {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"})
-        for (int64_t rows = 1; rows <= 19; rows++)
+        for (int64_t rows = 1; rows <= 27; rows++)
             for (const bool exact : {true, false}) {
                 place = std::string(p.k.name) + " gemm_int " + format + " rows " + std::to_string(rows) + (exact ? " exact" : "");
                 const int64_t k = packed_shape(format, 16, 256).quants.super ? 256 * random.between(1, 2) : 32 * random.between(1, 5);
