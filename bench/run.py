@@ -15,25 +15,24 @@ from tailrace.models import catalogue
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument(
-        "what",
-        nargs="*",
-        choices=["kernels", "steps", "quality", "serve", "shapes"],
-        help="default: steps quality serve",
-    )
+    choices = ["kernels", "steps", "quality", "serve", "start", "shapes", "quota", "neighbour"]
+    p.add_argument("what", nargs="*", choices=choices, help="default: steps, quality, serve and start")
     p.add_argument("--model", default=catalogue.DEFAULT)
     p.add_argument("--threads", type=int, default=None)
     p.add_argument("--kernels", default=None)
     p.add_argument("--tokens", type=int, default=512, help="quality: tokens of each passage")
     p.add_argument("--passages", type=int, default=4, help="quality: passages of text")
-    p.add_argument("--against", default=None, help="serve, shapes: another server's command, with {port} and {model}")
+    p.add_argument("--against", default=None, help="another server's command, with {port} and {model}")
     p.add_argument("--workloads", default=None, help="serve, shapes: a comma-separated choice")
-    p.add_argument("--repeats", type=int, default=3, help="serve, shapes: runs of each workload")
+    p.add_argument("--repeats", type=int, default=3, help="runs of each workload, or turns")
+    p.add_argument("--starts", type=int, default=10, help="start: starts of each server")
     p.add_argument("--shapes", default="llama-1b-q4_0,llama-1b-q8_0", help="shapes: or mistral-7b-q4_0, ...-q8_0")
     args = p.parse_args()
-    chosen = args.what or ["steps", "quality", "serve"]
+    chosen = args.what or ["steps", "quality", "serve", "start"]
     model = catalogue.pull(args.model)
     os.chdir(Path(__file__).resolve().parent.parent)
+    ours = f"{Path(sys.executable).with_name('tailrace')} serve {args.model} --port {{port}}"
+    against = args.against and args.against.replace("{model}", str(model))
     if "kernels" in chosen:
         from bench import kernels
 
@@ -53,10 +52,13 @@ def main() -> None:
         from bench import serve
 
         print("\n## Through HTTP\n", flush=True)
-        ours = f"{sys.executable} -m tailrace.cli serve {args.model} --port {{port}}"
         names = args.workloads.split(",") if args.workloads else list(serve.WORKLOADS)
-        against = args.against and args.against.replace("{model}", str(model))
         serve.run([ours, *([against] if against else [])], names, args.repeats)
+    if "start" in chosen:
+        from bench import start
+
+        print("\n## Start\n", flush=True)
+        start.run([ours, *([against] if against else [])], args.model, args.starts)
     if "shapes" in chosen:
         from bench import shapes
 
@@ -66,6 +68,19 @@ def main() -> None:
         if unknown := sorted(set(wanted) - set(shapes.NAMES)):
             p.error(f"--shapes: {unknown[0]} is not one of {', '.join(shapes.NAMES)}")
         shapes.run(wanted, args.against, names, args.repeats, model)
+    if "neighbour" in chosen:
+        from bench import neighbour
+
+        print("\n## Beside a busy process\n", flush=True)
+        neighbour.run([ours, *([against] if against else [])], args.repeats)
+    if "quota" in chosen:
+        from bench import quota
+
+        print("\n## Under a CPU quota\n", flush=True)
+        try:
+            quota.run(ours, args.repeats)
+        except quota.NoGroups as error:
+            sys.exit(f"No CPU quota can be set here: {error}")
 
 
 if __name__ == "__main__":

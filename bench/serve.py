@@ -37,8 +37,9 @@ def ids(count: int, rng: random.Random, below: int = BELOW) -> list[int]:
     return [rng.randrange(200, below) for _ in range(count)]
 
 
-def complete(port: int, model: str, prompt: list[int], count: int) -> None:
-    """One streamed completion of exactly `count` tokens. Raises RuntimeError where the server does otherwise."""
+def complete(port: int, model: str, prompt: list[int], count: int) -> list[float]:
+    """One streamed completion of exactly `count` tokens; when each piece of it came. Raises RuntimeError where the
+    server does otherwise."""
     body = {
         "model": model, "prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True, "stream": True,
         "stream_options": {"include_usage": True},
@@ -47,12 +48,15 @@ def complete(port: int, model: str, prompt: list[int], count: int) -> None:
     try:
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
-        usage = None
+        usage, came = None, []
         for line in response:
             if line.startswith(b'data: {"') and b'"usage":{' in line.replace(b'"usage": {', b'"usage":{'):
                 usage = json.loads(line[6:])["usage"]
+            elif line.startswith(b'data: {"'):
+                came.append(time.perf_counter())
         if response.status != 200 or usage is None or usage["completion_tokens"] != count:
             raise RuntimeError(f"status {response.status}, usage {usage}, wanted {count} tokens")
+        return came
     finally:
         connection.close()
 

@@ -11,36 +11,44 @@ import numpy as np
 from bench.batches import step
 from tailrace.backends import Batch
 from tailrace.backends.cpu import CpuBackend
+from tailrace.backends.cpu.machine.attained import touch_pages
 from tailrace.models import load_model, open_checkpoint
 from tailrace.models.entry import prepared_dir
 from tailrace.native import _kernels
 
+PAGES, RUNNING = 2048, 32
+"""KV pages of the backend, and most sequences of one step."""
 
-def backend_of(model: Path, *, pages: int = 2048, threads: int | None = None, kernels: str | None = None) -> CpuBackend:
+
+def backend_of(model: Path, *, threads: int | None = None, kernels: str | None = None) -> CpuBackend:
     """The cpu backend over a model file, as the server would build it: with the repacked weights from the cache."""
     backend = CpuBackend(
         load_model(open_checkpoint(model), max_context=8192),
-        pages=pages,
+        pages=PAGES,
         max_context=8192,
         step_tokens=512,
-        max_running=32,
+        max_running=RUNNING,
         threads=threads,
         kernels=kernels,
         cache_dir=prepared_dir(model),
     )
-    backend.settle()
+    backend.settle(wait=True)
     return backend
 
 
-def seconds(backend: CpuBackend, batch: Batch, rounds: int) -> list[float]:
-    """Wall seconds of each of `rounds` runs, after one that is not counted."""
+def timed(backend: CpuBackend, batch: Batch, rounds: int) -> tuple[list[float], dict[str, float]]:
+    """Wall seconds of each of `rounds` runs, after one that is not counted; and the seconds of each kind of operation
+    in all of them, as the calling thread saw them."""
     backend.run(batch)
+    backend.profiled()
+    backend.profile(True)
     times = []
     for _ in range(rounds):
         begin = time.perf_counter()
         backend.run(batch)
         times.append(time.perf_counter() - begin)
-    return times
+    backend.profile(False)
+    return times, backend.profiled()
 
 
 def run(model: Path, threads: int | None, kernels: str | None) -> None:
@@ -55,13 +63,10 @@ def run(model: Path, threads: int | None, kernels: str | None) -> None:
     cases = [(f"decode {n} at 128", step([([5], 128)] * n), 40) for n in (1, 2, 4, 8, 16, 32)]
     cases += [("decode 1 at 4096", step([([5], 4096)]), 20)]
     cases += [(f"prefill 512 at {at}", step([(rng.integers(200, 48_000, 512), at)]), 4) for at in (0, 1536)]
+    touch_pages(backend, max(int(batch.tables.max()) + 1 for _, batch, _ in cases), RUNNING)
     for name, batch, rounds in cases:
-        times = seconds(backend, batch, rounds)
-        backend.profiled()
-        backend.profile(True)
-        backend.run(batch)
-        backend.profile(False)
-        parts = sorted(backend.profiled().items(), key=lambda item: -item[1])[:4]
-        shares = ", ".join(f"{op} {took / sum(times) * len(times):.0%}" for op, took in parts if took > 0)
+        times, kinds = timed(backend, batch, rounds)
+        parts = sorted(kinds.items(), key=lambda item: -item[1])[:4]
+        shares = ", ".join(f"{op} {took / sum(times):.0%}" for op, took in parts if took > 0)
         middle = statistics.median(times)
         print(f"{name:24}{middle * 1e3:11.2f}{min(times) * 1e3:10.2f}{len(batch.tokens) / middle:10.0f}   {shares}")

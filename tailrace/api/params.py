@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -279,7 +279,7 @@ def _sampling(
         frequency_penalty=or_default(body.frequency_penalty, 0.0),
         repetition_penalty=or_default(body.repetition_penalty, 1.0),
         logit_bias=logit_bias(body, limits, vocab),
-        seed=random.getrandbits(64) if body.seed is None else body.seed & SEED_MASK,
+        seed=int.from_bytes(os.urandom(8)) if body.seed is None else body.seed & SEED_MASK,
         stop=stop_strings(body, limits),
         stop_ids=stop_ids(body, limits, vocab),
         ignore_eos=bool(body.ignore_eos),

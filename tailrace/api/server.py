@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 TICK = 1.0
 """Seconds between housekeeping: the Date header, slow clients, the accounts."""
 BACKLOG = 2048
+WARM_AFTER = 0.1
+"""Seconds from readiness to compiling the chat template, unless a request has done so: the first request goes first."""
 
 TextLoader = Callable[[Settings], "Text"]
 Print = Callable[[str], object]
@@ -99,7 +101,8 @@ def listen(settings: Settings) -> socket.socket:
 
 
 def text_of(settings: Settings) -> Text:
-    """Tokenizer and template of the model, ready for their first request. Raises ModelError."""
+    """Tokenizer and template of the model. At its first start the template is compiled now, so a model whose template
+    is wrong is not served; later ones know that from the prepared entry. Raises ModelError, InvalidInput."""
     from pathlib import Path
 
     from tailrace.engine.assets import keep, open_text
@@ -109,8 +112,8 @@ def text_of(settings: Settings) -> Text:
     cache = Path(settings.cache_dir) if settings.cache_dir is not None else None
     assets, rows, table, opened = open_text(Path(settings.model), cache)
     text = load_text(assets, vocab=rows, token_bytes=table)
-    text.warm()
     if opened is not None:
+        text.warm()
         keep(opened)
     return text
 
@@ -181,7 +184,9 @@ class Server:
         try:
             started = await self._start(service, loading)
             if started:
+                warming = asyncio.create_task(self._warm(service), name="warm")
                 await self._stop.wait()
+                warming.cancel()
                 await self._drain(service)
             return 0 if started or self._signals else 1
         finally:
@@ -220,6 +225,18 @@ class Server:
         settle_memory()
         self._announce(service)
         return True
+
+    async def _warm(self, service: Service) -> None:
+        """Gets ready what only some requests need: those that come before do it themselves, or wait for it."""
+        import asyncio
+
+        assert service.text is not None
+        await asyncio.sleep(WARM_AFTER)
+        try:
+            await asyncio.to_thread(service.text.warm)
+        except TailraceError as error:
+            self._report(f"tailrace: chat requests cannot be served: {error}")
+        settle_memory()
 
     def _announce(self, service: Service) -> None:
         ready = service.client.ready

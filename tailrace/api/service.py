@@ -57,7 +57,6 @@ class Service:
         self.bodies = BodyBudget(self.settings.limits.bodies_bytes)
         self._facts: dict[str, Mapping[str, Any]] = {}
         self._table: TokenBytes | None = None
-        self._longest = 0
         self._unfolded: list[Sequence[Event]] = []
         self.client.listen(self._events)
 
@@ -110,9 +109,7 @@ class Service:
 
     def longest(self, text: Text) -> int:
         """Bytes of the vocabulary's longest token."""
-        if not self._longest:
-            self._longest = max(1, self.table(text).longest)
-        return self._longest
+        return max(1, self.table(text).longest)
 
     def need_model(self, model: str) -> None:
         """Raises HttpError 404 unless it is served here."""

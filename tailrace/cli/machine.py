@@ -20,8 +20,15 @@ if TYPE_CHECKING:
 BUSY = 0.1
 """Share of the cores that others may use before it is said."""
 
-WIDE = 96
-"""Columns that the whole table takes."""
+WIDE = 100
+"""Columns that the whole table takes; with fewer, shapes are left out."""
+
+LEGEND = """
+Gop/s: billions of operations a second that were attained, two a multiply-add; op/byte: how many a byte that has to be
+moved. Memory allows op/byte times the reading rate of where the bytes lie, arithmetic allows the rate of the fastest
+instructions that give the same sums. The lower one holds the operation; share is how near it comes. Times are of the
+best round; products are timed alone, the rest within the step.
+"""
 
 
 def command(
@@ -35,21 +42,21 @@ def command(
         int, typer.Option(min=1, max=1 << 20, help="Tokens that each decoding sequence has behind it.")
     ] = 512,
     seconds: Annotated[
-        float, typer.Option(min=0.1, max=600, help="About how long the ceilings take, and the model after them.")
+        float, typer.Option(min=0.1, max=600, help="About how long the ceilings are measured, and then the model.")
     ] = 6.0,
     threads: Annotated[int | None, typer.Option(help="Most threads. Default: one a core.")] = None,
     kernels: Annotated[
-        str | None, typer.Option(help="Instruction path: portable, avx2 or avx512. Default: the best here.")
+        str | None, typer.Option(help="Instruction path, one that can run here. Default: the best.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:  # fmt: skip
     """Measure this machine's ceilings, and how near a model comes to them.
 
     Ceilings: reading, by number of threads and level of cache; multiply-adds of
-    each kind; hand-overs between threads; page faults. They are saved as
-    machine.json in the cache. Then the model's operations are timed at several
-    batch sizes and held against what bounds them. What else runs meanwhile makes
-    the numbers worse.
+    each kind; hand-overs between threads; page faults. Then the model's
+    operations are timed, decoding one sequence and sixteen and computing a
+    prompt of 512 tokens, and held against what bounds them. All of it is saved
+    as machine.json in the cache. What else runs meanwhile makes it worse.
 
     [bold]Examples[/bold]
 
@@ -66,6 +73,8 @@ def command(
         ceilings = measure(machine, seconds=seconds, report=report)
         saved = save(catalogue.cache_dir(), ceilings)
         roofline = _roofline(path, ceilings, context, seconds, report) if path is not None else None
+        if roofline is not None:
+            saved = save(catalogue.cache_dir(), ceilings, roofline)
     if as_json:
         import msgspec
 
@@ -114,12 +123,12 @@ def show(ceilings: Ceilings, roofline: Roofline | None, saved: Path | None, *, h
 
     console = Console(highlight=False)
     _show_ceilings(console, ceilings)
-    if saved is not None:
-        console.print(f"[dim]Saved in {saved}[/dim]", soft_wrap=True)
     if roofline is not None:
         _show_roofline(console, roofline)
     elif hint:
         console.print("For a model's operations under these ceilings: tailrace machine MODEL, or tailrace pull first.")
+    if saved is not None:
+        console.print(f"[dim]Saved in {saved}[/dim]", soft_wrap=True)
     for what, busy in (("ceilings", ceilings), ("model's times", roofline)):
         used = busy.others_cores if busy is not None else None
         if used is not None and used > BUSY * ceilings.machine.cores:
@@ -166,7 +175,8 @@ def _show_ceilings(console: Console, ceilings: Ceilings) -> None:
         if best is not None and median is not None:
             table.add_row(name, f"{best * 1e6:.2f}", f"{median * 1e6:.2f}", what)
     console.print(table)
-    console.print("[dim]The best of many short rounds; in brackets, and as usual, their median.[/dim]")
+    note = "everything in turn; the best of many short rounds, and in brackets, or as usual, the middle one."
+    console.print(f"[dim]{ceilings.took_seconds:.0f} seconds, {note}[/dim]", soft_wrap=True)
 
 
 def _rate(best: float, median: float) -> str:
@@ -181,28 +191,36 @@ def _show_roofline(console: Console, roofline: Roofline) -> None:
                   f"weights {roofline.weight_bytes / 1e6:.1f} MB", soft_wrap=True)  # fmt: skip
     for step in roofline.steps:
         _show_step(console, step)
-    note = "Two operations a multiply-add. Bytes: every value moved once. Times: the best round; products timed alone."
-    console.print(f"[dim]{note}[/dim]", soft_wrap=True)
+    console.print(f"\n[dim]{' '.join(LEGEND.split())}[/dim]", soft_wrap=True)
 
 
 def _show_step(console: Console, step: StepPoints) -> None:
     from rich.table import Table
 
-    console.print(f"\n[bold]{step.step}[/bold]: {_ms(step.seconds)} ms (median {_ms(step.median_seconds)}), "
-                  f"{step.tokens_per_second:.0f} tokens/s, {step.share_of_ceiling:.0%} of its parts' ceilings; "
-                  f"products {_ms(step.products_seconds)} ms, alone {_ms(step.products_alone_seconds)} ms",
-                  soft_wrap=True)  # fmt: skip
-    amounts = ("Mop", "MB") if console.width >= WIDE else ()
-    table = Table("operation", "shape", box=None, header_style="bold", padding=(0, 1, 0, 0))
-    for name in (*amounts, "op/B", "ms", "Gop/s", "ceiling", "share"):
+    console.print(
+        f"\n[bold]{step.step}[/bold]: {_ms(step.seconds)} ms (median {_ms(step.median_seconds)}), "
+        f"{step.tokens_per_second:.0f} tokens/s, {step.share_of_ceiling:.0%} of what the ceilings below allow; "
+        f"products {_ms(step.products_seconds)} ms, alone {_ms(step.products_alone_seconds)} ms",
+        soft_wrap=True,
+    )
+    most = step.cold_bytes_per_second / step.cold_bytes
+    console.print(
+        f"[dim]weights and earlier KV are {step.cold_bytes / 1e6:.0f} MB; as much is read at "
+        f"{step.cold_bytes_per_second / 1e9:.1f} GB/s, so at most {most:.0f} steps a second[/dim]",
+        soft_wrap=True,
+    )
+    wide = console.width >= WIDE
+    table = Table("operation", *(["shape"] * wide), box=None, header_style="bold", padding=(0, 1, 0, 0))
+    for name in ("op/byte", "ms", "Gop/s", "memory\nallows", "arithmetic\nallows", "share"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("bound", no_wrap=True)
+    table.add_column("held by", no_wrap=True)
     for p in step.points:
+        rates = (p.operations_per_second, p.memory_ceiling_operations_per_second,
+                 p.arithmetic_ceiling_operations_per_second)  # fmt: skip
         table.add_row(
-            p.operation + (f" x{p.times}" if p.times > 1 else ""), p.shape,
-            *((f"{p.operations / 1e6:.1f}", f"{p.moved_bytes / 1e6:.2f}") if amounts else ()),
-            f"{p.operations_per_byte:.1f}", _ms(p.seconds), f"{p.operations_per_second / 1e9:.1f}",
-            f"{p.ceiling_operations_per_second / 1e9:.1f}", f"{p.share_of_ceiling:.0%}", p.bound,
+            p.operation + (f" x{p.times}" if p.times > 1 else ""), *([p.shape] * wide), f"{p.operations_per_byte:.1f}",
+            _ms(p.seconds), *(f"{rate / 1e9:.{0 if rate >= 99.5e9 else 1}f}" for rate in rates),
+            f"{p.share_of_ceiling:.0%}", p.bound,
         )  # fmt: skip
     console.print(table)
 

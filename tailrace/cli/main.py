@@ -39,9 +39,12 @@ def _run(given: list[str]) -> int:
 
         values = options.parse(given[1:], options.SERVE)
         if values is not None:
+            import gc
+
+            gc.disable()  # until start-up is over (`api.server`): nothing that imports make is garbage
             from tailrace.engine import early
 
-            engine = early.begin()
+            engine = early.fork(blas=values["backend"] == "reference")
             from tailrace.cli import serve
 
             return serve.run(values, engine)

@@ -88,7 +88,7 @@ SERVE = Declaration(
         Option("--prefix-cache", bool, "Reuse the KV pages of prompts that begin alike.", _CAPACITY, True),
         Option("--threads", int, "Compute threads. Default: one a core.", _COMPUTE),
         Option("--kernels", str, "Instruction path. Default: the best that this machine has.", _COMPUTE,
-               choices=("portable", "avx2", "avx512", "neon", "dotprod")),
+               choices=("portable", "avx2", "avx512", "amx", "neon", "dotprod")),
         Option("--kv-dtype", str, "How keys and values are stored.", _COMPUTE, "bf16", choices=("bf16", "f32")),
         Option("--quantize", str, QUANTIZE_HELP, _COMPUTE, choices=tuple(kind.value for kind in Quantize)),
         Option("--backend", str, "cpu is native; reference is numpy, slow, and the oracle of the other.", _COMPUTE,

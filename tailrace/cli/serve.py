@@ -38,7 +38,7 @@ Ctrl-C or SIGTERM finishes the running requests, then ends.
 
 
 def run(values: Mapping[str, Any], engine: Waiting | None = None) -> int:
-    """Serves until told to end. `values` are those of `options.SERVE`; `engine` is a process that `early.begin` started
+    """Serves until told to end. `values` are those of `options.SERVE`; `engine` is a process that `early.fork` started
     (None: one is started here)."""
     from tailrace.engine import early
 
@@ -96,8 +96,11 @@ def find_model(name: str) -> Path:
     from tailrace.models import catalogue
 
     if catalogue.missing(name):
+        import gc
+
         from tailrace.cli import pull
 
+        gc.enable()  # `main` disabled it for a start that takes no time; this one does
         return pull.show(name)
     return catalogue.resolve(name)
 

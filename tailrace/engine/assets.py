@@ -85,6 +85,7 @@ def open_text(path: Path, cache: Path | None) -> tuple[TextAssets, int, TokenByt
 def keep(opened: Opened) -> None:
     """Makes the model's prepared entry, if it was opened from its files. A failure is a warning."""
     from tailrace.models.prepared import publish_checkpoint
+    from tailrace.text.layout import laid_out
 
     if opened.fresh is None:
         return
@@ -92,7 +93,7 @@ def keep(opened: Opened) -> None:
     publish_checkpoint(
         opened.path,
         opened.checkpoint,
-        tokenizer_json=data,
+        tokenizer_json=laid_out(data),
         tokenizer_config=config,
         token_bytes=opened.table.to_bytes(),
         root=opened.cache,

@@ -46,9 +46,10 @@ BEAT = 0.5
 """Seconds between heartbeats, idle or not."""
 IDLE = 1.0
 """Seconds of rest after which an engine looks over its books, once until it works again."""
-WARM_PROMPT = 64
+WARM_PROMPT = 16
+"""A page, and as many rows as the products of longer prompts take at once."""
 WARM_OUTPUT = 2
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 
 class Core(Protocol):
@@ -131,7 +132,7 @@ def loader_of(spec: EngineSpec) -> Loader:
 
 
 def warm_up(loaded: Loaded, request: str = "warm-up") -> None:
-    """One prompt of some hundred tokens and a few decode steps, through the core itself; its pages are forgotten."""
+    """A short prompt and a decode step, through the core itself; its pages are forgotten."""
     core = loaded.core
     length = max(1, min(WARM_PROMPT, loaded.max_context - WARM_OUTPUT - 1))
     first, count = loaded.warm_tokens
@@ -249,6 +250,12 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def name_process() -> None:
+    """Tells this process from its parent, of which it may be a fork, in `ps` and `top`."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_NAME, b"tailrace-engine", 0, 0, 0)
+
+
 class Start(msgspec.Struct, frozen=True):
     """The first message (JSON): what to serve, for which process, and when it decided so (monotonic seconds)."""
 
@@ -266,14 +273,16 @@ def main() -> int:
     start = msgspec.json.decode(told, type=Start)
     spec = start.spec
     phases = Phases(start.spawned_at)
-    phases.lap("interpreter")
+    phases.lap("imports")
     gc.disable()  # nothing that start-up makes is garbage worth looking for
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(start.parent)
+    name_process()
     try:
         loaded = loader_of(spec)(spec)
         phases.lap("load")
-        laps = {"interpreter": phases.laps["interpreter"], **loaded.phases}
+        laps = {"imports": 0.0, **loaded.phases}
+        laps["imports"] += phases.laps["imports"]  # and what was left of the interpreter's start
         laps["other"] = max(0.0, phases.laps["load"] - sum(loaded.phases.values()))
         if spec.warm_up:
             warm_up(loaded)

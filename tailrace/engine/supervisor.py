@@ -1,20 +1,21 @@
 """Starting, watching and ending an engine process: what is pure about it, and the handle of one process.
 
-Light at import (standard library only): the command line spawns the engine before anything else loads.
+Light at import: the command line starts the engine before anything else loads.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from socket import socket
+from typing import Protocol
+
+import msgspec
 
 from tailrace.engine.spec import EngineSpec
 from tailrace.engine.wire import frame, pair
@@ -76,11 +77,24 @@ class Pulse:
         return None
 
 
+class Child(Protocol):
+    """A child process: `subprocess.Popen`, or one that was forked (`early.Forked`)."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+
 @dataclass(frozen=True)
 class EngineProcess:
     """One engine process and our end of the line to it (see `wire`)."""
 
-    process: subprocess.Popen[bytes]
+    process: Child
     connection: socket
     spawned_at: float
 
@@ -97,9 +111,11 @@ class EngineProcess:
         self.connection.close()
 
 
-def begin(module: str, *, python: Sequence[str] = (sys.executable,)) -> tuple[subprocess.Popen[bytes], socket]:
+def begin(module: str, *, python: Sequence[str] = (sys.executable,)) -> tuple[Child, socket]:
     """Starts an engine process, which waits for `hand_over`. It is in a session of its own: a terminal's Ctrl-C reaches
     the parent alone, which decides."""
+    import subprocess
+
     ours, theirs = pair()
     try:
         process = subprocess.Popen([*python, "-m", module], stdin=theirs.fileno(), start_new_session=True)
@@ -111,13 +127,13 @@ def begin(module: str, *, python: Sequence[str] = (sys.executable,)) -> tuple[su
     return process, ours
 
 
-def hand_over(process: subprocess.Popen[bytes], connection: socket, spec: EngineSpec) -> EngineProcess:
+def hand_over(process: Child, connection: socket, spec: EngineSpec) -> EngineProcess:
     """Tells a process that has begun what to serve. One that has ended by now is handed over all the same: whoever
     supervises it notices."""
     now = time.monotonic()
-    start = {"spec": asdict(spec), "parent": os.getpid(), "spawned_at": now}
+    start = {"spec": spec, "parent": os.getpid(), "spawned_at": now}
     with contextlib.suppress(ConnectionError):
-        connection.sendall(frame(json.dumps(start).encode()))
+        connection.sendall(frame(msgspec.json.encode(start)))
     return EngineProcess(process, connection, now)
 
 

@@ -35,36 +35,46 @@ struct Pages {
     }
 };
 
-// Scores of R rows against P pages: s[r][p * 16 + lane] = scale * dot(q[r], key). `stride`: floats between rows of q.
+// Scores of R rows against P pages: s[r][p * 16 + lane] = scale * dot(q[r], key). `load(p, d)`: dimensions d and d + 1 of a
+// page's keys. `stride`: floats between rows of q.
 template <int R, int P, class Load>
 __attribute__((noinline)) void score(const float *q, int64_t stride, int head_dim, float scale, Load load, float *s) {
     F acc[R][P];
     for (int r = 0; r < R; r++)
         for (int p = 0; p < P; p++) acc[r][p] = f_zero();
-    for (int d = 0; d < head_dim; d++) {
-        F k[P];
+    for (int d = 0; d < head_dim; d += 2) {
+        Pair k[P];
         for (int p = 0; p < P; p++) k[p] = load(p, d);
         for (int r = 0; r < R; r++) {
             const F x = f_set1(q[r * stride + d]);
-            for (int p = 0; p < P; p++) acc[r][p] = f_fma(x, k[p], acc[r][p]);
+            for (int p = 0; p < P; p++) acc[r][p] = f_fma(x, k[p].first, acc[r][p]);
+        }
+        for (int r = 0; r < R; r++) {
+            const F x = f_set1(q[r * stride + d + 1]);
+            for (int p = 0; p < P; p++) acc[r][p] = f_fma(x, k[p].second, acc[r][p]);
         }
     }
     for (int r = 0; r < R; r++)
         for (int p = 0; p < P; p++) f_store(s + r * SPLIT + p * PAGE, acc[r][p] * f_set1(scale));
 }
 
-// o[r][...] = sum over positions of p[r][position] * value[position].
+// o[r][...] = sum over positions of p[r][position] * value[position]. `load(i, j)`: positions i and i + 1; the weight of one
+// past `positions` is 0, and its value is finite.
 template <int R, int J, class Load>
 __attribute__((noinline)) void weigh(const float *p, int64_t positions, Load load, float *o, int64_t stride) {
     F acc[R][J];
     for (int r = 0; r < R; r++)
         for (int j = 0; j < J; j++) acc[r][j] = f_zero();
-    for (int64_t i = 0; i < positions; i++) {
-        F v[J];
+    for (int64_t i = 0; i < positions; i += 2) {
+        Pair v[J];
         for (int j = 0; j < J; j++) v[j] = load(i, j);
         for (int r = 0; r < R; r++) {
             const F x = f_set1(p[r * SPLIT + i]);
-            for (int j = 0; j < J; j++) acc[r][j] = f_fma(x, v[j], acc[r][j]);
+            for (int j = 0; j < J; j++) acc[r][j] = f_fma(x, v[j].first, acc[r][j]);
+        }
+        for (int r = 0; r < R; r++) {
+            const F x = f_set1(p[r * SPLIT + i + 1]);
+            for (int j = 0; j < J; j++) acc[r][j] = f_fma(x, v[j].second, acc[r][j]);
         }
     }
     for (int r = 0; r < R; r++)
@@ -198,7 +208,16 @@ inline void gather_queries(const AttentionArgs &a, const Sequence &s, int kv_hea
         }
 }
 
+} // namespace TR_NS
+#if defined(TR_AMX)
+#include "attention_amx.inl"
+#endif
+namespace TR_NS {
+
 void attend(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t first, int64_t count, float *scratch) {
+#if defined(TR_AMX)
+    if (attends_by_tiles(a.head_dim)) return attend_tiles(a, s, kv_head, first, count, scratch);
+#endif
     const int group = a.heads / a.kv_heads, dim = padded_dim(a.head_dim);
     const int64_t rows = count * group;
     // scratch: widened keys and values, then queries, the piece's outputs, the running outputs, weights of a few rows
@@ -219,16 +238,26 @@ void attend(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t firs
         if (rows > ROWS_AT_ONCE) { // widen once, use for all
             for (int64_t i = 0; i < v.pages; i++) {
                 const uint16_t *k = pages.key(page0 + i), *x = pages.value(page0 + i);
-                for (int d = 0; d < a.head_dim; d++) f_store(keys + (i * dim + d) * PAGE, f_load_split(k + d * PAGE));
-                for (int d = 0; d < dim * PAGE; d += LANES) f_store(values + i * dim * PAGE + d, f_load_split(x + d));
+                for (int d = 0; d < a.head_dim; d += 2) {
+                    const Pair both = f_load_pairs(k + d * PAGE);
+                    f_store(keys + (i * dim + d) * PAGE, both.first);
+                    f_store(keys + (i * dim + d + 1) * PAGE, both.second);
+                }
+                for (int j = 0; j < PAGE; j += 2)
+                    for (int d = 0; d < dim; d += LANES) {
+                        const Pair both = f_load_pairs(x + j * dim + 2 * d);
+                        f_store(values + (i * PAGE + j) * dim + d, both.first);
+                        f_store(values + (i * PAGE + j + 1) * dim + d, both.second);
+                    }
             }
             piece_all(
-                q, rows, a.head_dim, dim, a.scale, v, [&](int64_t i, int d) { return f_load(keys + (i * dim + d) * PAGE); },
-                [&](int64_t i, int d) { return f_load(values + i * dim + d); }, lo, hi, weights, piece, piece_max, piece_sum);
+                q, rows, a.head_dim, dim, a.scale, v,
+                [&](int64_t i, int d) { return Pair{f_load(keys + (i * dim + d) * PAGE), f_load(keys + (i * dim + d + 1) * PAGE)}; },
+                [&](int64_t i, int d) { return Pair{f_load(values + i * dim + d), f_load(values + (i + 1) * dim + d)}; }, lo, hi, weights, piece, piece_max, piece_sum);
         } else {
             piece_all(
-                q, rows, a.head_dim, dim, a.scale, v, [&](int64_t i, int d) { return f_load_split(pages.key(page0 + i) + d * PAGE); },
-                [&](int64_t i, int d) { return f_load_split(pages.value(page0 + i / PAGE) + (i % PAGE) * dim + d); }, lo, hi, weights,
+                q, rows, a.head_dim, dim, a.scale, v, [&](int64_t i, int d) { return f_load_pairs(pages.key(page0 + i) + d * PAGE); },
+                [&](int64_t i, int d) { return f_load_pairs(pages.value(page0 + i / PAGE) + (i % PAGE) * dim + 2 * d); }, lo, hi, weights,
                 piece, piece_max, piece_sum);
         }
         running.add(rows, result, piece_max, piece_sum, piece, dim);
@@ -242,6 +271,9 @@ void attend(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t firs
 // Partial layout: partial[(head in group) * stride + piece * (padded head size + 2)]: max, sum, outputs.
 void attend_pieces(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t query, int64_t from, int64_t to, float *partial,
                    int64_t stride, float *scratch) {
+#if defined(TR_AMX)
+    if (attends_by_tiles(a.head_dim)) return attend_pieces_tiles(a, s, kv_head, query, from, to, partial, stride, scratch);
+#endif
     const int group = a.heads / a.kv_heads, dim = padded_dim(a.head_dim);
     float *q = scratch, *o = q + group * dim, *weights = o + group * dim;
     int64_t lo[MAX_ROWS], hi[MAX_ROWS];
@@ -254,8 +286,8 @@ void attend_pieces(const AttentionArgs &a, const Sequence &s, int kv_head, int64
         if (p + 1 < to) pages.fetch(p + 1, hi[0]);
         const int64_t page0 = v.begin / PAGE;
         piece_all(
-            q, group, a.head_dim, dim, a.scale, v, [&](int64_t i, int d) { return f_load_split(pages.key(page0 + i) + d * PAGE); },
-            [&](int64_t i, int d) { return f_load_split(pages.value(page0 + i / PAGE) + (i % PAGE) * dim + d); }, lo, hi, weights, o, max,
+            q, group, a.head_dim, dim, a.scale, v, [&](int64_t i, int d) { return f_load_pairs(pages.key(page0 + i) + d * PAGE); },
+            [&](int64_t i, int d) { return f_load_pairs(pages.value(page0 + i / PAGE) + (i % PAGE) * dim + 2 * d); }, lo, hi, weights, o, max,
             sum);
         for (int g = 0; g < group; g++) {
             float *out = partial + g * stride + p * (dim + 2);

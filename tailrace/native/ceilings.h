@@ -14,7 +14,11 @@ struct Spread {
     double best, median;
 };
 
-// Bytes per second that `threads` threads read together, each its own `bytes` of memory, over and over.
+// The kinds of multiply-add that a build is made of; and for builds of AVX-512, what else this processor has.
+std::vector<Peak> peaks_of(const Kernels &k);
+
+// Bytes per second that `threads` threads read together, each its own `bytes` of memory, over and over; in huge pages,
+// where the system gives them.
 Spread read_rate(const Kernels &k, int64_t bytes, int threads, double seconds);
 
 // Multiply-adds per second of one kind on `threads` threads together.
@@ -24,7 +28,7 @@ Spread multiply_add_rate(const Peak &peak, int threads, double seconds);
 // on a futex and has to be woken.
 Spread hand_over(bool parked, double seconds);
 
-// Seconds to touch one page of fresh anonymous memory; `page` is its size in bytes. Huge pages are declined.
-Spread page_fault(double seconds, int64_t &page);
+// Seconds to touch one page of fresh anonymous memory. Huge pages are declined.
+Spread page_fault(double seconds);
 
 } // namespace tailrace

@@ -81,19 +81,19 @@ template <int BITS, int G> inline W group(const uint8_t *payload) {
     }
 }
 
-// The quants of a tile, a byte each: [k / 4 groups of inputs][16 outputs][4 inputs]. As `Quants` says: unsigned and with the
-// zero point still in them, or, where they have 8 bits, signed.
-template <Quants Q> void unpack(const Packed &w, int64_t tile, uint8_t *bytes) {
+// The quants of a tile, a byte each: [k / 4 groups of inputs][16 outputs][4 inputs]. `finish` turns a group as `Quants` says it
+// (unsigned and with the zero point still in it, or, where it has 8 bits, signed) into what is written.
+template <Quants Q, class Finish> TR_INLINE void unpack(const Packed &w, int64_t tile, uint8_t *__restrict bytes, Finish finish) {
     const uint8_t *span = w.data + size_t(tile) * w.tile_bytes(), *end = span + w.tile_bytes();
     for (; span < end; span += Q.span_bytes())
         for (const uint8_t *p = span + Q.header(); p < span + Q.span_bytes(); p += Q.payload(), bytes += 512)
-            each<8>([&]<int G>() TR_INLINED { w_store(bytes + 64 * G, group<Q.bits, G>(p)); });
+            each<8>([&]<int G>() TR_INLINED { w_store(bytes + 64 * G, finish(group<Q.bits, G>(p))); });
 }
 
 template <int BITS> using DotOf = std::conditional_t<BITS == 8, DotSigned, std::conditional_t<(BITS <= 4), DotSmall, DotMedium>>;
 
-// Sums of the products of 16 or 32 inputs with rows R, exact: `p` is their payload or, UNPACKED, their groups in bytes; q[r]
-// are the activations. FIRST: the first group of the eight.
+// Sums of the products of 16 or 32 inputs with R rows, exact: `p` is their payload or, UNPACKED, their groups in bytes; `at` their
+// place in the activations q. FIRST: the first group of the eight.
 template <Quants Q, int FIRST, bool UNPACKED, int R>
 TR_INLINE void dot_block(const uint8_t *p, const int8_t *const (&q)[R], const int32_t *const (&s16)[R], int64_t at, I (&sums)[R]) {
     constexpr int GROUPS = Q.block / 4;
@@ -101,8 +101,8 @@ TR_INLINE void dot_block(const uint8_t *p, const int8_t *const (&q)[R], const in
         if constexpr (UNPACKED) return w_load(p + 64 * G);
         else return group<Q.bits, G>(p);
     };
-    const auto activations = [&](int r, int g) TR_INLINED { return a_load(q[r] + at + 4 * g); };
-    const auto total = [&](int r) TR_INLINED { return GROUPS == 8 ? s16[r][at / 16] + s16[r][at / 16 + 1] : s16[r][at / 16 + FIRST / 4]; };
+    const auto activations = [&](int r, int g) TR_INLINED { return a_load(q[r] + at * QBLOCK + 4 * g); };
+    const auto total = [&](int r) TR_INLINED { return GROUPS == 8 ? s16[r][2 * at] + s16[r][2 * at + 1] : s16[r][2 * at + FIRST / 4]; };
     DotOf<Q.bits> dot[R];
     if constexpr (Q.bits == 8) {
         each<GROUPS>([&]<int G>() TR_INLINED {
@@ -140,17 +140,18 @@ __attribute__((noinline)) void rows_int(const Packed &w, int64_t tile, const uin
     const int32_t *s16[R];
     F acc[R];
     for (int r = 0; r < R; r++) {
-        q[r] = x.q + (row + r) * x.k;
-        d[r] = x.d + (row + r) * x.blocks();
-        ds[r] = Q.block == 32 ? x.ds + (row + r) * x.blocks() : x.ds16 + (row + r) * 2 * x.blocks();
-        s16[r] = x.s16 + (row + r) * 2 * x.blocks();
+        const int64_t at = x.at(row + r, 0);
+        q[r] = x.q + at * QBLOCK;
+        d[r] = x.d + at;
+        ds[r] = Q.block == QBLOCK ? x.ds + at : x.ds16 + 2 * at;
+        s16[r] = x.s16 + 2 * at;
         acc[r] = f_zero();
     }
     for (int64_t first = 0; first < w.k; first += Q.span(), span += Q.span_bytes()) {
         const Scales<Q> scales(span);
         if constexpr (!UNPACKED) prefetch<(Q.header() + 63) / 64>(span);
         for (int i = 0; i < Q.span() / 32; i++) {
-            const int64_t b = first / 32 + i;
+            const int64_t b = first / 32 + i, at = b * x.group;
             const uint8_t *p = UNPACKED ? bytes + b * 512 : span + Q.header() + i * Q.payload();
             if constexpr (!UNPACKED) prefetch<Q.payload() / 64>(p);
             each<32 / Q.block>([&]<int HALF>() TR_INLINED {
@@ -158,10 +159,10 @@ __attribute__((noinline)) void rows_int(const Packed &w, int64_t tile, const uin
                 F scale, min;
                 I sums[R];
                 scales.at(i * BLOCKS + HALF, scale, min);
-                dot_block<Q, HALF * 4, UNPACKED, R>(p, q, s16, b * 32, sums);
-                for (int r = 0; r < R; r++) acc[r] = f_fma(i_float(sums[r]), scale * f_set1(d[r][b]), acc[r]);
+                dot_block<Q, HALF * 4, UNPACKED, R>(p, q, s16, at, sums);
+                for (int r = 0; r < R; r++) acc[r] = f_fma(i_float(sums[r]), scale * f_set1(d[r][at]), acc[r]);
                 if constexpr (Q.min != Min::None)
-                    for (int r = 0; r < R; r++) acc[r] = f_fma(min, f_set1(ds[r][b * BLOCKS + HALF]), acc[r]);
+                    for (int r = 0; r < R; r++) acc[r] = f_fma(min, f_set1(ds[r][at * BLOCKS + HALF]), acc[r]);
             });
         }
     }
@@ -176,15 +177,25 @@ template <int MAX, class Call> inline void with_rows(int64_t rows, Call &&call) 
     call.template operator()<MAX>();
 }
 
+} // namespace TR_NS
+#if defined(TR_AMX)
+#include "amx.inl"
+#endif
+namespace TR_NS {
+
 template <Quants Q> void tile_int(const Packed &w, int64_t tile, const Quantised &x, int64_t row0, int64_t rows, const Output &out, uint8_t *scratch) {
+    int64_t r = 0;
+#if defined(TR_AMX)
+    r = rows_for_amx(x, row0, rows);
+    if (r > 0) tile_amx<Q>(w, tile, x, row0, r, out, scratch);
+#endif
     if constexpr (Q.bits != 8)
-        if (rows > UNPACK_ROWS) {
-            unpack<Q>(w, tile, scratch);
-            for (int64_t r = 0; r < rows; r += INT_ROWS)
+        if (rows - r > UNPACK_ROWS) {
+            unpack<Q>(w, tile, scratch, [](W quants) { return quants; });
+            for (; r < rows; r += INT_ROWS)
                 with_rows<INT_ROWS>(rows - r, [&]<int R>() { rows_int<Q, R, true>(w, tile, scratch, x, row0 + r, out, r); });
-            return;
         }
-    for (int64_t r = 0; r < rows; r += INT_ROWS)
+    for (; r < rows; r += INT_ROWS)
         with_rows<INT_ROWS>(rows - r, [&]<int R>() { rows_int<Q, R, false>(w, tile, nullptr, x, row0 + r, out, r); });
 }
 

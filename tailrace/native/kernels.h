@@ -76,14 +76,20 @@ struct Packed {
 };
 
 // Activations [rows, k] rounded to int8 in blocks of 32: value = q * d. `ds` is d * sum(q) of the block, `ds16` of each
-// half; `s16` the integer sums of each half.
+// half; `s16` the integer sums of each half. Blocks lie in the order of `at`: row by row; or, where there are many rows,
+// the same block of sixteen rows together, as matrix instructions take them.
 struct Quantised {
     int8_t *q = nullptr;
     float *d = nullptr, *ds = nullptr, *ds16 = nullptr;
     int32_t *s16 = nullptr;
-    int64_t k = 0; // multiple of 32
+    int64_t k = 0;     // multiple of 32
+    int64_t group = 1; // rows whose blocks lie together: 1 or 16
     TR_INLINE int64_t blocks() const { return k / QBLOCK; }
+    // Of block b of a row; that of block b + 1 is `group` further.
+    TR_INLINE int64_t at(int64_t row, int64_t b) const { return (row / group * blocks() + b) * group + row % group; }
 };
+constexpr int64_t GROUPED_ROWS = 12; // rows from which blocks lie in groups: from there on matrix instructions win
+TR_INLINE int64_t group_of(int64_t rows) { return rows >= GROUPED_ROWS ? LANES : 1; }
 
 struct Output {
     float *data;         // [rows, ld], at the first row and the tile's first column
@@ -101,8 +107,9 @@ struct AttentionArgs {
     int heads, kv_heads, head_dim;
     float scale;
     int64_t window;      // 0: full
-    const uint16_t *keys;    // [pages][kv_heads][head_dim][16] bf16, positions in split order
-    const uint16_t *values;  // [pages][kv_heads][16][padded_dim] bf16, each 16 dimensions in split order
+    // bf16 in pairs, as matrix instructions take them; head_dim is even
+    const uint16_t *keys;    // [pages][kv_heads][head_dim / 2][16 positions][2 dimensions]
+    const uint16_t *values;  // [pages][kv_heads][8][padded_dim][2 positions]
 };
 struct Sequence {
     int64_t start, count;    // flat tokens
@@ -146,7 +153,6 @@ constexpr size_t PEAK_DATA = 4096;
 
 struct Kernels {
     const char *name;
-    int rows_at_once;        // integer GEMM rows that share one unpacking
     // scratch: 16 * w.k bytes (the quants of one tile, a byte each)
     void (*gemm_int)(const Packed &w, int64_t tile, const Quantised &x, int64_t row0, int64_t rows, const Output &out, uint8_t *scratch);
     void (*gemm_float)(const Packed &w, int64_t tile, const float *x, int64_t ldx, int64_t row0, int64_t rows, const Output &out);
@@ -158,7 +164,7 @@ struct Kernels {
     void (*gate_block)(const float *gate, const float *up, int64_t rows, int64_t row0, int64_t block, const Quantised &out);
     void (*rms_norm)(const float *x, const float *weight, float eps, int64_t width, float *out);
     void (*rotate)(float *x, const float *cos, const float *sin, int64_t half, int64_t head_dim);
-    void (*store_kv)(const float *k, const float *v, int64_t slot, int kv_heads, int head_dim, uint16_t *keys, uint16_t *values);
+    void (*store_kv)(const float *k, const float *v, int64_t slot, bool last, int kv_heads, int head_dim, uint16_t *keys, uint16_t *values);
     void (*silu_mul)(const float *gate, const float *up, int64_t width, float *out);
     // Rows are (query, head of the group) of one KV head; queries [first, first + count) of the sequence.
     void (*attend)(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t first, int64_t count, float *scratch);
@@ -181,6 +187,7 @@ TR_INLINE size_t attention_scratch(int64_t rows, int head_dim) {
 const Kernels *kernels_portable();
 const Kernels *kernels_avx2();    // x86 only
 const Kernels *kernels_avx512();
+const Kernels *kernels_amx();
 const Kernels *kernels_neon();    // AArch64 only
 const Kernels *kernels_dotprod();
 

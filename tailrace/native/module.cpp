@@ -69,18 +69,17 @@ Pair measured_read_rate(const std::string &kernels, int64_t bytes, int threads, 
 }
 
 // (kind, the instructions that do it)
-std::vector<std::pair<std::string, std::string>> peaks_of(const std::string &kernels) {
-    const Kernels *k = chosen(kernels);
+std::vector<std::pair<std::string, std::string>> named_peaks(const std::string &kernels) {
     std::vector<std::pair<std::string, std::string>> found;
-    for (int i = 0; i < k->peak_count; i++) found.emplace_back(k->peaks[i].name, k->peaks[i].how);
+    for (const Peak &p : peaks_of(*chosen(kernels))) found.emplace_back(p.name, p.how);
     return found;
 }
 
 Pair measured_multiply_adds(const std::string &kernels, const std::string &kind, int threads, double seconds) {
-    const Kernels *k = chosen(kernels);
+    const auto peaks = peaks_of(*chosen(kernels));
     check_time(seconds), check_threads(threads);
-    const Peak *end = k->peaks + k->peak_count, *peak = std::find_if(k->peaks, end, [&](const Peak &p) { return p.name == kind; });
-    if (peak == end) throw std::invalid_argument("there is no kind of multiply-add '" + kind + "'");
+    const auto peak = std::find_if(peaks.begin(), peaks.end(), [&](const Peak &p) { return p.name == kind; });
+    if (peak == peaks.end()) throw std::invalid_argument("there is no kind of multiply-add '" + kind + "'");
     nb::gil_scoped_release release;
     const Spread s = multiply_add_rate(*peak, threads, seconds);
     return {s.best, s.median};
@@ -93,13 +92,11 @@ Pair measured_hand_over(bool parked, double seconds) {
     return {s.best, s.median};
 }
 
-// ((best, median), bytes of a page)
-std::pair<Pair, int64_t> measured_page_fault(double seconds) {
+Pair measured_page_fault(double seconds) {
     check_time(seconds);
     nb::gil_scoped_release release;
-    int64_t page = 0;
-    const Spread s = page_fault(seconds, page);
-    return {{s.best, s.median}, page};
+    const Spread s = page_fault(seconds);
+    return {s.best, s.median};
 }
 
 class Recorder {
@@ -254,7 +251,7 @@ class Recorder {
 NB_MODULE(_kernels, m) {
     m.def("available", &available);
     m.def("read_rate", &measured_read_rate, nb::arg("kernels"), nb::arg("nbytes"), nb::arg("threads"), nb::arg("seconds"));
-    m.def("peaks", &peaks_of, nb::arg("kernels"));
+    m.def("peaks", &named_peaks, nb::arg("kernels"));
     m.def("multiply_add_rate", &measured_multiply_adds, nb::arg("kernels"), nb::arg("kind"), nb::arg("threads"), nb::arg("seconds"));
     m.def("hand_over", &measured_hand_over, nb::arg("parked"), nb::arg("seconds"));
     m.def("page_fault", &measured_page_fault, nb::arg("seconds"));

@@ -43,20 +43,20 @@ int Program::buffer(int64_t width) {
     Buffer &b = buffers_.emplace_back();
     b.ld = round_up(width, QBLOCK);
     const int64_t rows = tail_ == 0 ? max_tokens_ : slab_;
-    b.data.assign(size_t(rows * b.ld), 0.0f);
+    b.data.resize(size_t(rows * b.ld));
     return int(buffers_.size()) - 1;
 }
 
 void Program::need_quantised(int index) {
     Buffer &b = buffers_.at(size_t(index));
     if (b.quantised.q) return;
-    const size_t rows = b.data.size() / size_t(b.ld), blocks = size_t(b.ld / QBLOCK);
-    b.q.resize(b.data.size());
-    b.d.resize(rows * blocks);
-    b.ds.resize(rows * blocks);
-    b.ds16.resize(rows * blocks * 2);
-    b.s16.resize(rows * blocks * 2);
-    b.quantised = {b.q.data(), b.d.data(), b.ds.data(), b.ds16.data(), b.s16.data(), b.ld};
+    const int64_t rows = int64_t(b.data.size()) / b.ld, blocks = b.ld / QBLOCK * round_up(rows, group_of(rows));
+    b.q.resize(size_t(blocks * QBLOCK));
+    b.d.resize(size_t(blocks));
+    b.ds.resize(size_t(blocks));
+    b.ds16.resize(size_t(blocks * 2));
+    b.s16.resize(size_t(blocks * 2));
+    b.quantised = {b.q.data(), b.d.data(), b.ds.data(), b.ds16.data(), b.s16.data(), b.ld, 1};
 }
 
 int Program::weight(const Packed &w) {
@@ -135,7 +135,7 @@ void Program::rotate(int x, int64_t column, int rope, int heads, int head_dim) {
 
 void Program::attention(int q, int64_t q_column, int k, int64_t k_column, int v, int64_t v_column, int out, int64_t pool, int heads,
                         int kv_heads, int head_dim, float scale, int64_t window) {
-    if (head_dim > MAX_HEAD_DIM || heads % kv_heads || heads / kv_heads > MAX_ROWS) throw std::invalid_argument("attention shape has no kernel");
+    if (head_dim > MAX_HEAD_DIM || head_dim % 2 || heads % kv_heads || heads / kv_heads > MAX_ROWS) throw std::invalid_argument("attention shape has no kernel");
     Op store{Code::Store};
     store.x = k, store.xc = k_column, store.y = v, store.yc = v_column, store.pool = pool, store.kv_heads = kv_heads, store.head_dim = head_dim;
     ops_.push_back(store);
@@ -267,9 +267,17 @@ AttentionArgs Program::arguments(const Op &op) {
             c.keys, c.values};
 }
 
-void Program::product(const Packed &w, int64_t tile, const Buffer &x, int64_t row, int64_t rows, const Output &out, int thread) {
-    if (w.integer()) k_->gemm_int(w, tile, x.quantised, row, rows, out, reinterpret_cast<uint8_t *>(scratch_[size_t(thread)].data()));
-    else k_->gemm_float(w, tile, x.data.data(), x.ld, row, rows, out);
+// A buffer's rounded form in a stage over so many rows: whoever writes it and whoever reads it has the same rows.
+Quantised Program::rounded(int buffer, int64_t rows) const {
+    Quantised q = buffers_[size_t(buffer)].quantised;
+    q.group = group_of(rows);
+    return q;
+}
+
+void Program::product(const Packed &w, int64_t tile, const Input &x, const Share &share, const Output &out, int thread) {
+    auto *scratch = reinterpret_cast<uint8_t *>(scratch_[size_t(thread)].data());
+    if (w.integer()) k_->gemm_int(w, tile, x.rounded, share.row, share.rows, out, scratch);
+    else k_->gemm_float(w, tile, x.data, x.ld, share.row, share.rows, out);
 }
 
 Output Program::target(const Op &op, const Segment &s, int64_t tile, int64_t at) {
@@ -311,10 +319,15 @@ std::vector<Program::Read> Program::reads() const {
     return out;
 }
 
+Program::Input Program::input(int buffer, int64_t rows) const {
+    const Buffer &b = buffers_[size_t(buffer)];
+    return {b.data.data(), b.ld, rounded(buffer, rows)};
+}
+
 // False where another thread has put the task's result in place.
 bool Program::work_linear(const Stage &stage, Progress &p, int64_t task, uint32_t step, int thread) {
     const Op &op = *stage.first;
-    const Buffer &x = buffers_[size_t(op.x)];
+    const Input x = input(op.x, stage.rows);
     const Share share = this->share(op, stage.rows, task);
     float *aside = aside_[size_t(thread)].data();
     const auto each_tile = [&](auto &&call) {
@@ -329,12 +342,12 @@ bool Program::work_linear(const Stage &stage, Progress &p, int64_t task, uint32_
     };
     if (!stage.aside) {
         each_tile([&](const Segment &s, const Packed &w, int64_t tile, float *) {
-            product(w, tile, x, share.row, share.rows, target(op, s, tile, share.row), thread);
+            product(w, tile, x, share, target(op, s, tile, share.row), thread);
         });
         return true;
     }
     each_tile([&](const Segment &, const Packed &w, int64_t tile, float *out) {
-        product(w, tile, x, share.row, share.rows, {out, LANES, nullptr, false}, thread);
+        product(w, tile, x, share, {out, LANES, nullptr, false}, thread);
     });
     if (!claim(p, task, step)) return false;
     each_tile([&](const Segment &s, const Packed &, int64_t tile, float *from) { k_->place(from, share.rows, target(op, s, tile, share.row)); });
@@ -343,15 +356,15 @@ bool Program::work_linear(const Stage &stage, Progress &p, int64_t task, uint32_
 
 bool Program::work_gate(const Stage &stage, Progress &p, int64_t task, uint32_t step, int thread) {
     const Op &op = *stage.first;
-    const Buffer &x = buffers_[size_t(op.x)];
-    const Quantised &out = buffers_[size_t(op.out)].quantised;
+    const Input x = input(op.x, stage.rows);
+    const Quantised out = rounded(op.out, stage.rows);
     const Share share = this->share(op, stage.rows, task);
     const int64_t tile_floats = share.rows * LANES;
     float *aside = aside_[size_t(thread)].data();
     const auto tile_of = [&](int64_t i, int64_t tile, float *at) { // i: gate or up
         const Segment &s = op.segments[size_t(i)];
         const float *bias = s.bias >= 0 ? vectors_[size_t(s.bias)].data() + tile * LANES : nullptr;
-        product(weights_[size_t(s.weight)], tile, x, share.row, share.rows, {at, LANES, bias, false}, thread);
+        product(weights_[size_t(s.weight)], tile, x, share, {at, LANES, bias, false}, thread);
     };
     if (!stage.aside) {
         for (int64_t block = share.from; block < share.to; block++) {
@@ -439,29 +452,30 @@ bool Program::work(const Stage &s, Progress &p, int64_t task, uint32_t step, int
     default: break;
     }
     const int64_t chunk = chunk_rows(s.rows), from = task * chunk, to = std::min(s.rows, from + chunk);
-    for (const Op *op = s.first; op <= s.last; op++) work_rows(*op, from, to, s.first_wanted);
+    for (const Op *op = s.first; op <= s.last; op++) work_rows(*op, from, to, s.rows, s.first_wanted);
     return true;
 }
 
 void Program::work_after(const Stage &stage) {
     for (size_t i = stage.after; i < stage.after_end; i++) {
         const After &a = after_[i];
-        if (a.op->code != Code::Merge) work_rows(*a.op, 0, a.rows, a.first_wanted);
+        if (a.op->code != Code::Merge) work_rows(*a.op, 0, a.rows, a.rows, a.first_wanted);
         else
             for (int64_t task = 0; task < step_.sequences * a.op->kv_heads; task++) work_merge(*a.op, task);
     }
 }
 
-// Rows [from, to) of an operation that handles each row by itself.
-void Program::work_rows(const Op &op, int64_t from, int64_t to, int64_t first_wanted) {
+// Rows [from, to) of `rows` of an operation that handles each row by itself.
+void Program::work_rows(const Op &op, int64_t from, int64_t to, int64_t rows, int64_t first_wanted) {
+    const auto round = [&](int buffer, int64_t r) { k_->quantise(buffers_[size_t(buffer)].data.data(), r, rounded(buffer, rows)); };
     for (int64_t r = from; r < to; r++) {
         switch (op.code) {
         case Code::Embed: k_->embed(weights_[size_t(op.weight)], step_.tokens[r], row(op.out, r), op.width); break;
         case Code::Norm:
             k_->rms_norm(row(op.x, r), vectors_[size_t(op.weight)].data(), op.value, op.width, row(op.out, r));
-            if (op.flag) k_->quantise(buffers_[size_t(op.out)].data.data(), r, buffers_[size_t(op.out)].quantised);
+            if (op.flag) round(op.out, r);
             break;
-        case Code::Quantise: k_->quantise(buffers_[size_t(op.x)].data.data(), r, buffers_[size_t(op.x)].quantised); break;
+        case Code::Quantise: round(op.x, r); break;
         case Code::HeadNorm:
             for (int h = 0; h < op.heads; h++) {
                 float *v = row(op.x, r) + op.xc + int64_t(h) * op.head_dim;
@@ -478,14 +492,16 @@ void Program::work_rows(const Op &op, int64_t from, int64_t to, int64_t first_wa
         case Code::Store: {
             const Cache &c = caches_[size_t(op.pool)];
             const int64_t position = position_[size_t(r)];
-            const int32_t page = step_.tables[owner_[size_t(r)] * step_.table_width + position / PAGE];
-            k_->store_kv(row(op.x, r) + op.xc, row(op.y, r) + op.yc, int64_t(page) * PAGE + position % PAGE, op.kv_heads, op.head_dim, c.keys,
-                         c.values);
+            const int64_t owner = owner_[size_t(r)], slot = position % PAGE;
+            const int32_t page = step_.tables[owner * step_.table_width + position / PAGE];
+            // The last row of a sequence leaves its page clean; where it is the only one, whoever wrote the slot before did.
+            const bool last = r + 1 == step_.starts[owner + 1] && (slot == 0 || r > step_.starts[owner]);
+            k_->store_kv(row(op.x, r) + op.xc, row(op.y, r) + op.yc, int64_t(page) * PAGE + slot, last, op.kv_heads, op.head_dim, c.keys, c.values);
             break;
         }
         case Code::Silu:
             k_->silu_mul(row(op.x, r) + op.xc, row(op.y, r) + op.yc, round_up(op.width, LANES), row(op.out, r));
-            if (op.flag) k_->quantise(buffers_[size_t(op.out)].data.data(), r, buffers_[size_t(op.out)].quantised);
+            if (op.flag) round(op.out, r);
             break;
         case Code::Add: {
             const float *a = row(op.x, r), *b = row(op.y, r);

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -27,6 +29,21 @@ struct Step {
     int64_t top_width;
     float *logits;           // out [wanted, vocab] or null
 };
+
+// Memory that is zero from the start, and costs nothing where it is never touched: most steps need few of a buffer's rows.
+template <class T> struct Untouched {
+    using value_type = T;
+    Untouched() = default;
+    template <class U> Untouched(const Untouched<U> &) noexcept {}
+    T *allocate(size_t n) {
+        if (void *p = std::calloc(n, sizeof(T))) return static_cast<T *>(p);
+        throw std::bad_alloc();
+    }
+    void deallocate(T *p, size_t) noexcept { std::free(p); }
+    template <class U> void construct(U *) noexcept {} // zero it is
+    template <class U> bool operator==(const Untouched<U> &) const noexcept { return true; }
+};
+template <class T> using Zeros = std::vector<T, Untouched<T>>; // sized once: growing copies
 
 class Program {
   public:
@@ -102,12 +119,12 @@ class Program {
         int64_t tiles = 0; // of the weights; of Gate: blocks of 32 columns
     };
     struct Buffer {
-        std::vector<float> data;
+        Zeros<float> data;
         int64_t ld;
         Quantised quantised;
-        std::vector<int8_t> q;
-        std::vector<float> d, ds, ds16;
-        std::vector<int32_t> s16;
+        Zeros<int8_t> q;
+        Zeros<float> d, ds, ds16;
+        Zeros<int32_t> s16;
     };
     struct Unit {
         int32_t sequence, kv_head;
@@ -162,6 +179,12 @@ class Program {
         std::atomic<uint32_t> *claims = nullptr;
         Lane *lanes = nullptr;
     };
+    // A product's activations.
+    struct Input {
+        const float *data;
+        int64_t ld;
+        Quantised rounded;
+    };
     // What one task of a product covers.
     struct Share {
         int64_t from, to, row, rows;
@@ -173,11 +196,13 @@ class Program {
     void plan_attention(AttentionPlan &plan);
     int64_t prepare(const Op &op, int64_t rows);
     bool work(const Stage &stage, Progress &p, int64_t task, uint32_t step, int thread);
-    void work_rows(const Op &op, int64_t from, int64_t to, int64_t first_wanted);
+    void work_rows(const Op &op, int64_t from, int64_t to, int64_t rows, int64_t first_wanted);
     bool work_linear(const Stage &stage, Progress &p, int64_t task, uint32_t step, int thread);
     bool work_gate(const Stage &stage, Progress &p, int64_t task, uint32_t step, int thread);
     void work_after(const Stage &stage);
-    void product(const Packed &w, int64_t tile, const Buffer &x, int64_t row, int64_t rows, const Output &out, int thread);
+    Quantised rounded(int buffer, int64_t rows) const;
+    Input input(int buffer, int64_t rows) const;
+    void product(const Packed &w, int64_t tile, const Input &x, const Share &share, const Output &out, int thread);
     int64_t chunk_tiles(const Op &op) const;
     Share share(const Op &op, int64_t rows, int64_t task) const;
     const uint8_t *first_weights(size_t stage, int thread) const;

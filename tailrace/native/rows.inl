@@ -7,8 +7,8 @@ using namespace tailrace;
 
 // Block b of a row: 32 values to int8, with their scale and sums.
 inline void round_block(F lo, F hi, int64_t row, int64_t b, const Quantised &out) {
-    int8_t *q = out.q + row * out.k + b * QBLOCK;
-    const int64_t at = row * out.blocks() + b;
+    const int64_t at = out.at(row, b);
+    int8_t *q = out.q + at * QBLOCK;
     const float amax = f_hmax(f_max(f_abs(lo), f_abs(hi)));
     const float d = amax / 127.0f;
     const F inverse = f_set1(amax > 0.0f ? 127.0f / amax : 0.0f);
@@ -67,17 +67,25 @@ inline uint16_t to_bf16(float x) {
     return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-inline int split_index(int lane) { return lane < 8 ? 2 * lane : 2 * (lane - 8) + 1; }
-
-void store_kv(const float *k, const float *v, int64_t slot, int kv_heads, int head_dim, uint16_t *keys, uint16_t *values) {
+// `last`: the slots of the page behind this one become zero, so that a page holds nothing of those who had it before.
+void store_kv(const float *k, const float *v, int64_t slot, bool last, int kv_heads, int head_dim, uint16_t *keys, uint16_t *values) {
     const int64_t page = slot / PAGE;
-    const int in_page = int(slot % PAGE);
-    const int dim = padded_dim(head_dim), place = split_index(in_page);
+    const int in_page = int(slot % PAGE), dim = padded_dim(head_dim);
+    uint16_t rounded[MAX_HEAD_DIM];
     for (int h = 0; h < kv_heads; h++) {
-        uint16_t *key = keys + (page * kv_heads + h) * head_dim * PAGE + place;
-        for (int d = 0; d < head_dim; d++) key[d * PAGE] = to_bf16(k[h * head_dim + d]);
-        uint16_t *value = values + ((page * kv_heads + h) * PAGE + in_page) * dim;
-        for (int d = 0; d < head_dim; d++) value[d / LANES * LANES + split_index(d % LANES)] = to_bf16(v[h * head_dim + d]);
+        uint16_t *key = keys + (page * kv_heads + h) * head_dim * PAGE + 2 * in_page;
+        uint16_t *value = values + (page * kv_heads + h) * dim * PAGE;
+        for (int d = 0; d < head_dim; d++) rounded[d] = to_bf16(k[h * head_dim + d]);
+        for (int d = 0; d < head_dim; d += 2) std::memcpy(key + d * PAGE, rounded + d, 4);
+        for (int d = 0; d < head_dim; d++) rounded[d] = to_bf16(v[h * head_dim + d]);
+        uint16_t *pair = value + in_page / 2 * 2 * dim;
+        for (int d = 0; d < head_dim; d++) pair[2 * d + in_page % 2] = rounded[d];
+        if (!last) continue;
+        if (in_page % 2 == 0)
+            for (int d = 0; d < head_dim; d++) pair[2 * d + 1] = 0;
+        std::memset(pair + 2 * dim, 0, sizeof(uint16_t) * size_t((PAGE - 2 - in_page / 2 * 2) * dim));
+        for (int d = 0; d < head_dim; d += 2)
+            for (int i = 1; i < PAGE - in_page; i++) std::memset(key + d * PAGE + 2 * i, 0, 4);
     }
 }
 

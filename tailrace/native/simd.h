@@ -58,6 +58,9 @@ struct F {
 struct I {
     __m512i v;
 };
+struct Pair {
+    F first, second;
+};
 
 inline F f_set1(float x) { return {_mm512_set1_ps(x)}; }
 inline F f_load(const float *p) { return {_mm512_loadu_ps(p)}; }
@@ -98,6 +101,12 @@ inline F f_load_split(const uint16_t *p) {
     const __m256i lo = _mm256_slli_epi32(x, 16);
     const __m256i hi = _mm256_and_si256(x, _mm256_set1_epi32(static_cast<int>(0xffff0000u)));
     return {_mm512_castsi512_ps(_mm512_inserti64x4(_mm512_castsi256_si512(lo), hi, 1))};
+}
+// Sixteen pairs of bf16: word 2i is lane i of the first, word 2i + 1 of the second.
+inline Pair f_load_pairs(const uint16_t *p) {
+    const __m512i x = _mm512_loadu_si512(p);
+    return {{_mm512_castsi512_ps(_mm512_slli_epi32(x, 16))},
+            {_mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))}};
 }
 inline float f_sum(F a) {
     const __m256 s = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1)));
@@ -164,6 +173,9 @@ struct F {
 };
 struct I {
     __m256i lo, hi;
+};
+struct Pair {
+    F first, second;
 };
 
 inline F f_set1(float x) {
@@ -234,6 +246,12 @@ inline F f_load_split(const uint16_t *p) {
     const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
     return {_mm256_castsi256_ps(_mm256_slli_epi32(x, 16)),
             _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(static_cast<int>(0xffff0000u))))};
+}
+inline Pair f_load_pairs(const uint16_t *p) {
+    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)), y = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p + 16));
+    const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+    return {{_mm256_castsi256_ps(_mm256_slli_epi32(x, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(y, 16))},
+            {_mm256_castsi256_ps(_mm256_and_si256(x, high)), _mm256_castsi256_ps(_mm256_and_si256(y, high))}};
 }
 inline float f_sum(F a) {
     const __m256 s = _mm256_add_ps(a.lo, a.hi);
@@ -324,6 +342,9 @@ struct F {
 };
 struct I {
     int32_t v[16];
+};
+struct Pair {
+    F first, second;
 };
 
 inline F f_set1(float x) {
@@ -446,6 +467,12 @@ inline F f_load_split(const uint16_t *p) {
     TR_LANES r.v[i] = static_cast<int32_t>(static_cast<uint32_t>(p[2 * (i % 8) + i / 8]) << 16);
     return f_bits(r);
 }
+inline Pair f_load_pairs(const uint16_t *p) {
+    I first, second;
+    TR_LANES first.v[i] = static_cast<int32_t>(static_cast<uint32_t>(p[2 * i]) << 16);
+    TR_LANES second.v[i] = static_cast<int32_t>(static_cast<uint32_t>(p[2 * i + 1]) << 16);
+    return {f_bits(first), f_bits(second)};
+}
 inline float f_sum(F a) {
     for (int n = 8; n > 0; n /= 2)
         for (int i = 0; i < n; i++) a.v[i] += a.v[i + n];
@@ -504,10 +531,19 @@ struct DotSigned {
 #endif
 
 inline int32_t i_sum(I a) {
+#if defined(TR_AVX512) && !defined(TR_EMULATE)
+    return _mm512_reduce_add_epi32(a.v);
+#elif defined(TR_AVX2)
+    const __m256i pair = _mm256_add_epi32(a.lo, a.hi);
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(pair), _mm256_extracti128_si256(pair, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+#else
     int32_t v[16], s = 0;
     i_store(v, a);
     for (int32_t x : v) s += x;
     return s;
+#endif
 }
 inline F f_zero() { return f_set1(0.0f); }
 

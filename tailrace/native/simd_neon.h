@@ -19,6 +19,9 @@ struct F {
 struct I {
     int32x4_t a, b, c, d;
 };
+struct Pair {
+    F first, second;
+};
 
 // As on x86, the second of two equals, and the second where either is not a number: vmaxq and vminq would tell zeros
 // apart and keep NaNs.
@@ -90,6 +93,14 @@ inline F f_load_split(const uint16_t *p) {
     const uint32x4_t high = vdupq_n_u32(0xffff0000u);
     return {vreinterpretq_f32_u32(vshlq_n_u32(x, 16)), vreinterpretq_f32_u32(vshlq_n_u32(y, 16)),
             vreinterpretq_f32_u32(vandq_u32(x, high)), vreinterpretq_f32_u32(vandq_u32(y, high))};
+}
+inline Pair f_load_pairs(const uint16_t *p) {
+    const uint32x4_t high = vdupq_n_u32(0xffff0000u);
+    const auto load = [&](int i) { return vreinterpretq_u32_u16(vld1q_u16(p + 8 * i)); };
+    const auto first = [](uint32x4_t x) { return vreinterpretq_f32_u32(vshlq_n_u32(x, 16)); };
+    const auto second = [&](uint32x4_t x) { return vreinterpretq_f32_u32(vandq_u32(x, high)); };
+    const uint32x4_t a = load(0), b = load(1), c = load(2), d = load(3);
+    return {{first(a), first(b), first(c), first(d)}, {second(a), second(b), second(c), second(d)}};
 }
 inline float f_sum(F x) {
     const float32x4_t t = vaddq_f32(vaddq_f32(x.a, x.c), vaddq_f32(x.b, x.d));

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from tailrace.terms import InvalidInput, ModelError
 from tailrace.text.bounds import TokenBounds
 from tailrace.text.detokenize import decode
-from tailrace.text.gguf import tokenizer_config_from_gguf, tokenizer_json_from_gguf
 from tailrace.text.guard import Control, Controls, looks_like_markup
 from tailrace.text.template import ChatTemplate, Rendered
 from tailrace.text.tokens import TokenBytes
@@ -34,6 +33,8 @@ def load_text(assets: TextAssets, *, vocab: int, token_bytes: TokenBytes | None 
     if data is None:
         if assets.gguf is None:
             raise ModelError("the model has no tokenizer: tokenizer.json is missing")
+        from tailrace.text.gguf import tokenizer_config_from_gguf, tokenizer_json_from_gguf
+
         data = tokenizer_json_from_gguf(assets.gguf)
         config = {**tokenizer_config_from_gguf(assets.gguf), **config}
     return Text(data, config, assets, vocab=vocab, token_bytes=token_bytes)

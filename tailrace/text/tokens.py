@@ -9,7 +9,9 @@ import zlib
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from functools import cached_property
+from itertools import accumulate
+from operator import sub
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +147,10 @@ class TokenBytes:
         """Whether an id is a control token."""
         return 0 <= token < self._size and self._special[token] == 1
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Bytes of the longest token."""
-        return max((end - begin for begin, end in pairwise(self._offsets)), default=0)
+        return max(map(sub, self._offsets[1:], self._offsets), default=0)
 
     def to_bytes(self) -> bytes:
         """The table as one string of bytes, little-endian."""

@@ -13,5 +13,6 @@ from tests.api.stand import StandText
 
 if __name__ == "__main__":
     settings = msgspec.json.decode(sys.argv[1], type=Settings)
-    load_text = None if not settings.loader else lambda _settings: StandText()
+    broken = settings.model == "broken template"
+    load_text = None if not settings.loader else lambda _settings: StandText(broken_template=broken)
     sys.exit(run(settings, load_text=load_text, report=lambda line: print(line, flush=True)))

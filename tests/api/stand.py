@@ -127,8 +127,9 @@ class StandText:
     vocab_size = PADDED
     eos_ids = (EOS,)
 
-    def __init__(self) -> None:
+    def __init__(self, *, broken_template: bool = False) -> None:
         self._table = table()
+        self._broken_template = broken_template
 
     def encode(self, text: str, *, add_bos: bool = True, parse_special: bool = False) -> list[int]:
         ids = [BOS] if add_bos else []
@@ -165,4 +166,5 @@ class StandText:
         return self._table
 
     def warm(self) -> None:
-        pass
+        if self._broken_template:
+            raise InvalidInput("chat template, line 1: broken", param="messages")

@@ -300,6 +300,13 @@ def test_nothing_is_ready_before_the_engine_is(fresh: Any) -> None:
         server.wait()
 
 
+def test_a_template_that_turns_out_broken_is_said_and_the_rest_is_served(fresh: Any) -> None:
+    with fresh(model="broken template", served_names=["stand"]) as server:
+        until(lambda: "chat requests cannot be served: chat template, line 1" in "".join(server.lines), "the line")
+        assert server.get("/health").status_code == 200
+        assert server.post("/v1/completions", SHORT).status_code == 200
+
+
 def listening(pid: int) -> int | None:
     """The port that a process listens on."""
     inodes = set()

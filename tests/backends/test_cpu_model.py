@@ -69,7 +69,7 @@ def test_a_long_context_has_the_same_bits_decoded_by_pieces(name: str) -> None:
     backend = on_cpu(name, length, step=length)
     truth = logits_of(backend, PROMPT[:length], range(length))
     table = list(range(pages_for(length)))
-    for position in (63, 64, 65, 127, 128, 500, 699):
+    for position in (699, 500, 128, 127, 65, 64, 63):  # downwards: the last row of a sequence clears its page behind it
         alone = backend.run(batch([([PROMPT[position]], position, table)], [0])).logits
         assert np.array_equal(alone[0], truth[position])
 

@@ -17,19 +17,22 @@ def test_without_a_model_the_ceilings_are_shown_and_saved(run: Run, environment:
         assert words in ended.stdout
     saved = json.loads((Path(environment["TAILRACE_CACHE"]) / "machine.json").read_text())
     (only,) = saved["machines"]
-    assert only["machine"]["kernels"] in ended.stdout
-    assert only["bandwidths"][0]["bytes_per_second"] > 0
+    assert only["ceilings"]["machine"]["kernels"] in ended.stdout
+    assert only["ceilings"]["bandwidths"][0]["bytes_per_second"] > 0
 
 
-def test_json_has_a_model_s_operations_too(run: Run) -> None:
+def test_json_has_a_model_s_operations_too(run: Run, environment: dict[str, str]) -> None:
     ended = run("machine", str(LLAMA), "--seconds", "0.2", "--context", "32", "--threads", "1", "--json")
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert found["ceilings"]["machine"]["threads"] == found["roofline"]["threads"] == 1
-    assert [step["step"] for step in found["roofline"]["steps"]][:2] == ["decode 1 at 32", "decode 4 at 32"]
-    assert found["roofline"]["steps"][0]["points"][0]["operation"] == "q+k+v"
+    steps = found["roofline"]["steps"]
+    assert [step["step"] for step in steps] == ["decode 1 at 32", "decode 16 at 32", "prefill 512"]
+    assert steps[0]["points"][0]["operation"] == "q+k+v"
+    (entry,) = json.loads((Path(environment["TAILRACE_CACHE"]) / "machine.json").read_text())["machines"]
+    assert entry == {"ceilings": found["ceilings"], "rooflines": [found["roofline"]]}
     shown = run("machine", str(LLAMA), "--seconds", "0.2", "--context", "32").stdout
-    for words in ("decode 32 at 32", "gate+up x2", "head", "attention x2", "share"):
+    for words in ("decode 16 at 32", "gate+up x2", "head", "attention x2", "share", "held by", "arithmetic"):
         assert words in shown
 
 

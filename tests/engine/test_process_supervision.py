@@ -82,7 +82,8 @@ def test_tokens_come_one_message_a_step_and_events_before_them() -> None:
     async def test(client: EngineClient) -> None:
         assert client.healthy
         assert client.ready is not None
-        assert {"interpreter", "warm_up"} <= set(client.ready.phases)
+        assert {"imports", "warm_up"} <= set(client.ready.phases)
+        assert Path(f"/proc/{client.pid}/comm").read_text() == "tailrace-engine\n"
         outputs = await asyncio.gather(*(collect(client, submit(f"r{i}")) for i in range(3)))
         for one in outputs:
             assert [len(output.tokens) for output in one] == [1, 1, 1]

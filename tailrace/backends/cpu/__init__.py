@@ -140,8 +140,9 @@ class CpuBackend:
         """Seconds that one thread spent in each kind of operation since the last call."""
         return {name: ns / 1e9 for name, ns in self._program.profiled()}
 
-    def settle(self) -> None:
-        self._store.settle()
+    def settle(self, *, wait: bool = False) -> None:
+        """Start-up is over: gets the weights into huge pages, in the background unless told to wait for it."""
+        self._store.settle(wait=wait)
 
     def launch(self, batch: Batch) -> None:
         """Begins a step on the other threads and returns at once. `wait` ends it."""

@@ -8,7 +8,7 @@ their output to int8 on the way where an integer kernel reads it, and rotations 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -141,7 +141,7 @@ class Compiler:
         self._uses[logits] += 1
         integer = {x for x, group in followers.items() if any(_matrix_of(n).format not in FLOATS for n in group)}
         residual = self._residuals(nodes, consumers)
-        gated = self._gated(nodes, consumers)
+        gated = gated_linears(nodes)
         done: set[Node] = set()
         for node in nodes:
             if node in done:
@@ -175,20 +175,6 @@ class Compiler:
             # every other reader of `a` must have been emitted before the linear that overwrites it
             if all(order[c] < order[b] for c in consumers[a] if c is not node):
                 found[b] = node
-        return found
-
-    @staticmethod
-    def _gated(nodes: list[Node], consumers: dict[Node, list[Node]]) -> dict[Node, Node]:
-        """Linears whose values exist only to be gated, and then only to be rounded: each to its silu_mul."""
-        found: dict[Node, Node] = {}
-        for node in nodes:
-            if node.op != "silu_mul" or node.width % 32:
-                continue
-            gate, up = node.inputs
-            pair = gate is not up and gate.op == up.op == "linear" and gate.inputs == up.inputs
-            rounded = all(n.op == "linear" and _matrix_of(n).format not in FLOATS for n in consumers[node])
-            if pair and rounded and len(consumers[gate]) == len(consumers[up]) == 1:
-                found |= {gate: node, up: node}
         return found
 
     def _buffer(self, width: int) -> int:
@@ -347,6 +333,25 @@ class Compiler:
             spec.scale,
             spec.window or 0,
         )
+
+
+def gated_linears(nodes: Sequence[Node]) -> dict[Node, Node]:
+    """Linears whose values exist only to be gated, and then only to be rounded: each to its silu_mul. The two and what
+    follows them are one operation."""
+    consumers: defaultdict[Node, list[Node]] = defaultdict(list)
+    for node in nodes:
+        for x in node.inputs:
+            consumers[x].append(node)
+    found: dict[Node, Node] = {}
+    for node in nodes:
+        if node.op != "silu_mul" or node.width % 32:
+            continue
+        gate, up = node.inputs
+        pair = gate is not up and gate.op == up.op == "linear" and gate.inputs == up.inputs
+        rounded = all(n.op == "linear" and _matrix_of(n).format not in FLOATS for n in consumers[node])
+        if pair and rounded and len(consumers[gate]) == len(consumers[up]) == 1:
+            found |= {gate: node, up: node}
+    return found
 
 
 def _matrix_of(node: Node) -> Weight:

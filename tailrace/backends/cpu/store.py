@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -77,10 +76,11 @@ class TileStore:
         file = self._file
         return (file.data.ctypes.data, file.data.nbytes) if file is not None and file.copied else (0, 0)
 
-    def settle(self) -> None:
+    def settle(self, *, wait: bool = False) -> None:
         """Start-up is over: see `memory.File`."""
-        if self._file is not None:
-            self._file.settle()
+        work = self._file.settle() if self._file is not None else None
+        if work is not None and wait:
+            work.join()
 
     def __call__(self, weight: Weight) -> NDArray[np.uint8]:
         return self._tiles[weight.name]
@@ -114,6 +114,8 @@ class TileStore:
         return True
 
     def _write(self, path: Path) -> None:
+        import tempfile
+
         temporary = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -85,6 +84,8 @@ def adopt(entry: Entry, root: Path, report: Callable[[Progress], None]) -> Path 
 
 def staging(root: Path, entry: Entry) -> Path:
     """The folder to fetch into, made; what an earlier attempt left in it may be resumed. Raises ENOSPC early."""
+    import shutil  # here and below: a start needs none of it
+
     folder = root / "models" / ".partial" / entry.name
     folder.mkdir(parents=True, exist_ok=True)
     missing = sum(file.size for file in entry.files if not _has_size(folder / file.name, file.size))
@@ -95,6 +96,8 @@ def staging(root: Path, entry: Entry) -> Path:
 
 def publish(entry: Entry, root: Path, folder: Path) -> Path:
     """Moves a staging folder, whose files are all verified, to the model's name. The lock is held."""
+    import shutil
+
     for extra in folder.iterdir():
         if extra.name not in {file.name for file in entry.files}:
             shutil.rmtree(extra) if extra.is_dir() else extra.unlink()
@@ -112,6 +115,8 @@ def publish(entry: Entry, root: Path, folder: Path) -> Path:
 
 def discard(root: Path, entry: Entry) -> None:
     """Drops what a pull left half done."""
+    import shutil
+
     shutil.rmtree(root / "models" / ".partial" / entry.name, ignore_errors=True)
 
 

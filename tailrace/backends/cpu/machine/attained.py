@@ -146,15 +146,26 @@ class Products:
             return
         program = self._program
         program.quantise(source)
+        if products[0].gates:
+            out = program.buffer(products[0].outputs)
+            for product in products:
+                gate, up = (
+                    (program.weight(w.format.value, w.shape[0], w.shape[1], tiles(w)), -1) for w in product.weights
+                )
+                program.gate(source, gate, up, out)
+            return
         padded = [-(-w.shape[0] // 16) * 16 for w in products[0].weights]
         columns = np.cumsum([0, *padded]).tolist()
         out = program.buffer(columns[-1])
         for product in products:
             segments = [
-                (program.weight(w.format.value, w.shape[0], w.shape[1], tiles(w)), out, column, -1)
+                (self._weight(w, tiles), out, column, -1)
                 for w, column in zip(product.weights, columns[:-1], strict=True)
             ]
             program.linear(source, segments, product.adds)
+
+    def _weight(self, weight: Weight, tiles: Callable[[Weight], NDArray[np.uint8]]) -> int:
+        return self._program.weight(weight.format.value, weight.shape[0], weight.shape[1], tiles(weight))
 
     def time(self, shape: Shape, seconds: float, before: Callable[[], object]) -> Timing:
         """All of them with the rows of a step, in rounds that take about so many seconds. `before` is called ahead of
@@ -174,7 +185,7 @@ class Products:
             whole = time.perf_counter() - start
             kinds = {name: ns / 1e9 for name, ns in self._program.profiled()}
             # not the time of the products as profiled: a thread that comes late does not see what others did meanwhile
-            took.append(whole - sum(kinds.values()) + kinds["linear"])
+            took.append(whole - sum(kinds.values()) + kinds["linear"] + kinds["gate"])
             unseen.append(whole - sum(kinds.values()))
         call = min(unseen)  # what it takes to call the program
         return _timing([t - call for t in took])
@@ -195,16 +206,6 @@ class Products:
         )
         self._program.launch(*arrays, None)
         self._program.wait()
-
-
-class Sweep:
-    """Reads through so much other memory that nothing of before is left in a cache."""
-
-    def __init__(self, cache_bytes: int) -> None:
-        self._data = np.ones(max(2 * cache_bytes, 32 << 20) // 8, np.int64)
-
-    def __call__(self) -> int:
-        return int(self._data.sum())
 
 
 def summed(kinds: Mapping[str, Timing], names: Sequence[str]) -> Timing:

@@ -1,8 +1,8 @@
 """The ceilings of a machine as numbers with units, and the file `machine.json` in the cache that keeps them.
 
 A cache may be shared by several machines and versions, so the file holds one entry for each `Machine` that was
-measured. It is written whole under another name and renamed, under a lock; one that cannot be read is a warning, and
-made anew.
+measured, and in it what models attained there. It is written whole under another name and renamed, under a lock; one
+that cannot be read is a warning, and made anew.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from typing import Annotated
 
 import msgspec
 
+from tailrace.backends.cpu.machine.points import Roofline
+
 FILE = "machine.json"
-FORMAT = 2
+FORMAT = 3
 """Changes whenever the meaning of a field does; entries of another format are not read."""
 
 _log = logging.getLogger("tailrace")
@@ -52,7 +54,7 @@ class Cache(msgspec.Struct, frozen=True):
 
 class Bandwidth(msgspec.Struct, frozen=True):
     """What `threads` threads read together, each its own share of the working set over and over. `level`: where that
-    lies, L1, L2, L3 or memory. Rates are the best of many short rounds, and their median."""
+    lies, L1, L2, L3 or memory. Rates are the best of many short rounds, and their usual one (see `probe`)."""
 
     level: str
     threads: Count
@@ -62,8 +64,9 @@ class Bandwidth(msgspec.Struct, frozen=True):
 
 
 class Arithmetic(msgspec.Struct, frozen=True):
-    """Multiply-adds of one kind on `threads` threads together, operands in registers. `instructions` do it in the
-    kernel build that was measured. A multiply-add is two operations."""
+    """Multiply-adds of one kind on `threads` threads together, operands in registers. `instructions` do it: in the
+    kernel build that was measured, or in what else this processor has beside AVX-512. A multiply-add is two
+    operations."""
 
     kind: str
     instructions: str
@@ -97,6 +100,10 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
         """The levels that were measured with so many threads, nearest first."""
         return [b.level for b in self.bandwidths if b.threads == threads]
 
+    def kinds(self, threads: int) -> list[str]:
+        """The kinds of multiply-add that were measured with so many threads."""
+        return [a.kind for a in self.arithmetics if a.threads == threads]
+
     def bandwidth(self, level: str, threads: int) -> float:
         """Bytes per second. Raises KeyError for a level or number of threads that was not measured."""
         for found in self.bandwidths:
@@ -124,27 +131,38 @@ class _Head(msgspec.Struct, frozen=True):
     format: int
 
 
+class _Entry(msgspec.Struct, frozen=True):
+    """Of one machine: its ceilings, and what each model attained when it was measured last."""
+
+    ceilings: Ceilings
+    rooflines: tuple[Roofline, ...] = ()
+
+
 class _File(msgspec.Struct, frozen=True):
     format: int
-    machines: tuple[Ceilings, ...]
+    machines: tuple[_Entry, ...]
 
 
 def load(root: Path, machine: Machine) -> Ceilings | None:
     """The ceilings that were saved for this machine under the cache's root; None where there are none. A file that
     cannot be read is a warning, and as good as none."""
-    return next((found for found in _read(root / FILE) if found.machine == machine), None)
+    return next((found.ceilings for found in _read(root / FILE) if found.ceilings.machine == machine), None)
 
 
-def save(root: Path, ceilings: Ceilings) -> Path | None:
-    """Puts the ceilings in the place of what was saved for the same machine; those of others stay. The file, or None
-    and a warning when it cannot be written."""
+def save(root: Path, ceilings: Ceilings, roofline: Roofline | None = None) -> Path | None:
+    """Puts the ceilings in the place of what was saved for the same machine, and a model's roofline in the place of
+    that model's; those of others stay. The file, or None and a warning when it cannot be written."""
     path, temporary = root / FILE, None
     try:
         root.mkdir(parents=True, exist_ok=True)
         with (root / f".{FILE}.lock").open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            others = [found for found in _read(path) if found.machine != ceilings.machine]
-            body = msgspec.json.format(msgspec.json.encode(_File(FORMAT, (*others, ceilings))), indent=2)
+            entries = {found.ceilings.machine: found for found in _read(path)}
+            rooflines = entries.pop(ceilings.machine, _Entry(ceilings)).rooflines
+            if roofline is not None:
+                rooflines = (*(found for found in rooflines if found.model != roofline.model), roofline)
+            file_of = _File(FORMAT, (*entries.values(), _Entry(ceilings, rooflines)))
+            body = msgspec.json.format(msgspec.json.encode(file_of), indent=2)
             with tempfile.NamedTemporaryFile(dir=root, prefix=f".{FILE}.", delete=False) as file:
                 temporary = file.name
                 file.write(body + b"\n")
@@ -161,7 +179,7 @@ def save(root: Path, ceilings: Ceilings) -> Path | None:
     return path
 
 
-def _read(path: Path) -> tuple[Ceilings, ...]:
+def _read(path: Path) -> tuple[_Entry, ...]:
     try:
         body = path.read_bytes()
         found = msgspec.json.decode(body, type=_Head).format

@@ -1,13 +1,19 @@
-"""Measures the ceilings of this machine."""
+"""Measures the ceilings of this machine: everything in turn, several times over, each time in many short rounds. What
+else runs comes and goes, so that it would spoil whatever is measured all at once. The ceiling is the best round of all
+turns; what is usual, the middle one of the turns' medians.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from tailrace import __version__
 from tailrace.backends.cpu.machine.ceilings import Arithmetic, Bandwidth, Cache, Ceilings, Machine
@@ -17,12 +23,15 @@ from tailrace.native import _kernels
 from tailrace.terms import InvalidInput
 
 SECONDS = 6.0
-"""About how long all of it takes."""
+"""About how long all rounds take together; memory has to be touched besides."""
+
+TURNS = 3
+"""How often each is measured."""
 
 _USUAL_CACHES = (Cache(1, 32 << 10, 1), Cache(2, 512 << 10, 1))
 """Where the system does not tell."""
 
-_LEAST_MEMORY, _MOST_MEMORY = 64 << 20, 1 << 30
+_LEAST_MEMORY, _MOST_MEMORY = 64 << 20, 512 << 20
 """Bytes of the working set that lies in memory."""
 
 Report = Callable[[str], None]
@@ -41,46 +50,68 @@ def this_machine(kernels: str | None = None, threads: int | None = None) -> Mach
     return Machine(_cpu_model(), cores, threads or cores, kernels or names[0], __version__)
 
 
+class Probe(NamedTuple):
+    """Something to measure: gives the best of many rounds, and their median. `best`: of several such."""
+
+    what: str
+    measure: Callable[[], tuple[float, float]]
+    best: Callable[[list[float]], float]
+
+
 def measure(machine: Machine, *, seconds: float = SECONDS, report: Report | None = None) -> Ceilings:
     """Measures everything, in about so many seconds; `report` is told what is next. Best on a quiet machine."""
-    begin, others, say = time.monotonic(), Others(), report or (lambda _: None)
+    begin, others, kernels = time.monotonic(), Others(), machine.kernels
     caches = find_caches(sorted(os.sched_getaffinity(0))[0])
     counts = thread_counts(machine.threads)
     sets = [(level, n, size) for n in counts for level, size in working_sets(caches, n, available_memory())]
-    peaks = [(kind, how, n) for n in sorted({1, machine.threads}) for kind, how in _kernels.peaks(machine.kernels)]
-    share = seconds / (2 * len(sets) + len(peaks) + 4)  # reading is measured in two ways
-    bandwidths = []
-    for level, n, size in sets:
-        say(f"reading {level}, {_threads(n)}")
-        best, median = _kernels.read_rate(machine.kernels, size, n, 2 * share)
-        bandwidths.append(Bandwidth(level, n, size * n, best, median))
-    arithmetics = []
-    for kind, how, n in peaks:
-        say(f"multiply-adds, {kind}, {_threads(n)}")
-        best, median = _kernels.multiply_add_rate(machine.kernels, kind, n, share)
-        arithmetics.append(Arithmetic(kind, how, n, best, median))
-    say("hand-overs between threads")
-    alone = machine.cores == 1
-    spinning = (None, None) if alone else _kernels.hand_over(False, share)
-    parked = (None, None) if alone else _kernels.hand_over(True, 2 * share)
-    say("page faults")
-    fault, page = _kernels.page_fault(share)
+    peaks = [(kind, how, n) for n in sorted({1, machine.threads}) for kind, how in _kernels.peaks(kernels)]
+    share = seconds / (2 * len(sets) + len(peaks) + 4) / TURNS  # reading is measured in two ways
+    reads = [
+        Probe(f"reading {level}, {_threads(n)}", partial(_kernels.read_rate, kernels, size, n, 2 * share), max)
+        for level, n, size in sets
+    ]
+    rates = [
+        Probe(f"{kind} multiply-adds, {_threads(n)}", partial(_kernels.multiply_add_rate, kernels, kind, n, share), max)
+        for kind, _, n in peaks
+    ]
+    times = [Probe("page faults", partial(_kernels.page_fault, share), min)]
+    if machine.cores > 1:
+        times.append(Probe("hand-overs, spinning", partial(_kernels.hand_over, False, share), min))
+        times.append(Probe("hand-overs, parked", partial(_kernels.hand_over, True, 2 * share), min))
+    found = in_turns([*reads, *rates, *times], report or (lambda _: None))
+    read, rated, (fault, *hand_overs) = (
+        found[: len(reads)], found[len(reads) : len(reads) + len(rates)], found[len(reads) + len(rates) :]
+    )  # fmt: skip
+    spinning, parked = hand_overs or ((None, None), (None, None))
     return Ceilings(
         machine=machine,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         took_seconds=time.monotonic() - begin,
         others_cores=others.cores(),
         caches=caches,
-        bandwidths=tuple(bandwidths),
-        arithmetics=tuple(arithmetics),
+        bandwidths=tuple(Bandwidth(level, n, size * n, *r) for (level, n, size), r in zip(sets, read, strict=True)),
+        arithmetics=tuple(Arithmetic(kind, how, n, *r) for (kind, how, n), r in zip(peaks, rated, strict=True)),
         spinning_hand_over_seconds=spinning[0],
         median_spinning_hand_over_seconds=spinning[1],
         parked_hand_over_seconds=parked[0],
         median_parked_hand_over_seconds=parked[1],
-        page_bytes=page,
+        page_bytes=os.sysconf("SC_PAGE_SIZE"),
         page_fault_seconds=fault[0],
         median_page_fault_seconds=fault[1],
     )
+
+
+def in_turns(probes: Sequence[Probe], say: Report) -> list[tuple[float, float]]:
+    """Of each probe, the best and the usual of all turns."""
+    turns: list[list[tuple[float, float]]] = [[] for _ in probes]
+    for turn in range(TURNS):
+        for probe, measured in zip(probes, turns, strict=True):
+            say(f"{probe.what} ({turn + 1} of {TURNS})")
+            measured.append(probe.measure())
+    return [
+        (probe.best([best for best, _ in measured]), statistics.median(median for _, median in measured))
+        for probe, measured in zip(probes, turns, strict=True)
+    ]
 
 
 class Others:

@@ -1,23 +1,21 @@
 """A model's operations under the ceilings of the machine that runs them.
 
-An operation can be no faster than the slowest of what it needs: its multiply-adds at the rate of their instructions,
-and its bytes at the rate of the level that they come from. That is its bound; how near it comes to it is its share.
+An operation can be no faster than the slowest of what it needs: its multiply-adds at the rate of the machine's fastest
+instructions for them, and its bytes at the rate of the level that they come from. That is its bound; how near it comes
+to it is its share.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from tailrace.backends.cpu import CpuBackend, Weighted
 from tailrace.backends.cpu.machine.attained import (
     Products,
-    Sweep,
     Timing,
     batch_of,
     pages_of,
@@ -26,12 +24,14 @@ from tailrace.backends.cpu.machine.attained import (
     touch_pages,
 )
 from tailrace.backends.cpu.machine.ceilings import Ceilings
+from tailrace.backends.cpu.machine.points import Point, Roofline, StepPoints
 from tailrace.backends.cpu.machine.probe import Others, Report
-from tailrace.backends.cpu.machine.work import Parts, Shape, Work, added, parts_of
+from tailrace.backends.cpu.machine.work import INTEGER, Parts, Shape, Work, added, parts_of
 from tailrace.backends.cpu.memory import available_memory
+from tailrace.native import _kernels
 from tailrace.terms import InvalidInput
 
-BATCHES = (1, 4, 16, 32)
+BATCHES = (1, 16)
 """Sequences that decode at once."""
 
 CONTEXT, PREFILL = 512, 512
@@ -40,65 +40,25 @@ CONTEXT, PREFILL = 512, 512
 SECONDS = 6.0
 """About how long all of it takes; longer where a single step does."""
 
+FASTER = dict.fromkeys(INTEGER, "amx_int8")
+"""Kinds whose sums are exact, so that a product may take whichever instructions are the fastest. What is there for bf16
+rounds differently from what the kernels promise, and counts for nothing."""
+
+TILE_ROWS = 16
+"""Rows that AMX multiplies in the time of one."""
+
 _TOUCHED = 256  # pages that are written in one step
 _PRODUCTS, _ATTENTION, _SAMPLING = ("linear", "gate"), ("attend", "merge"), ("sample",)
 
 
-class Point(msgspec.Struct, frozen=True):
-    """One kind of operation in one step, `times` over. `shape`: outputs x inputs and format of a product. Two
-    operations a multiply-add. `bound`: what holds it, a level of memory or a kind of multiply-add. Times are of the
-    best round."""
-
-    operation: str
-    shape: str
-    times: int
-    operations: int
-    moved_bytes: int
-    operations_per_byte: float
-    seconds: float
-    median_seconds: float
-    operations_per_second: float
-    bound: str
-    ceiling_operations_per_second: float
-    share_of_ceiling: float
-
-
-class StepPoints(msgspec.Struct, frozen=True):
-    """A step's operations. `ceiling_seconds`: what they would take together if each were at its ceiling. Products are
-    timed alone, one kind at a time; together they take `products_alone_seconds`, and `products_seconds` in the step."""
-
-    step: str
-    sequences: int
-    tokens: int
-    context: int
-    seconds: float
-    median_seconds: float
-    tokens_per_second: float
-    ceiling_seconds: float
-    share_of_ceiling: float
-    products_seconds: float
-    products_alone_seconds: float
-    points: tuple[Point, ...]
-
-
-class Roofline(msgspec.Struct, frozen=True):
-    """All steps that were measured. `others_cores`: as in `Ceilings`."""
-
-    model: str
-    kernels: str
-    threads: int
-    weight_bytes: int
-    others_cores: float | None
-    steps: tuple[StepPoints, ...]
-
-
 class Row(NamedTuple):
-    """One kind of operation: its name, shape and number, and what all of them do in a step."""
+    """One kind of operation: its name, shape and number, what all of them do in a step, and with how many rows."""
 
     name: str
     shape: str
     times: int
     work: Work
+    rows: int
 
 
 class Bound(NamedTuple):
@@ -108,17 +68,49 @@ class Bound(NamedTuple):
     seconds: float
 
 
-def bound_of(work: Work, ceilings: Ceilings, cold_level: str) -> Bound:
-    """The slowest of what the work needs, on all threads. `cold_level`: where its cold bytes come from."""
-    threads = ceilings.machine.threads
-    moved: defaultdict[str, int] = defaultdict(int)
-    moved[cold_level] += work.cold_bytes
-    moved[ceilings.level_of(work.span_bytes, threads)] += work.warm_bytes
-    bounds = [Bound(level, size / ceilings.bandwidth(level, threads)) for level, size in moved.items()]
-    if work.operations:
-        times = {kind: n / 2 / ceilings.multiply_adds(kind, threads) for kind, n in work.operations.items()}
-        bounds.append(Bound(max(times, key=lambda kind: times[kind]), sum(times.values())))
-    return max(bounds, key=lambda b: b.seconds)
+class Cold(NamedTuple):
+    """The bytes of a step that none of its operations has written: weights, and keys and values of earlier tokens; the
+    level that they would fit into, and the rate at which as many are read over and over with nothing else to do."""
+
+    size_bytes: int
+    level: str
+    bytes_per_second: float
+
+
+class Bounds(NamedTuple):
+    """What its bytes need, and what its multiply-adds need."""
+
+    memory: Bound
+    arithmetic: Bound
+
+    @property
+    def slower(self) -> Bound:
+        return max(self, key=lambda bound: bound.seconds)
+
+
+def bounds_of(row: Row, ceilings: Ceilings, cold: Cold) -> Bounds:
+    """What the row's work takes at least, on all threads."""
+    work, threads = row.work, ceilings.machine.threads
+    near = ceilings.level_of(work.span_bytes, threads)
+    memory = [
+        Bound(cold.level, work.cold_bytes / cold.bytes_per_second),
+        Bound(near, work.warm_bytes / ceilings.bandwidth(near, threads)),
+    ]
+    needs = [_arithmetic(kind, n / 2, row.rows, ceilings) for kind, n in work.operations.items()]
+    longest = max(needs, key=lambda bound: bound.seconds)
+    return Bounds(
+        max(memory, key=lambda bound: bound.seconds), Bound(longest.name, sum(need.seconds for need in needs))
+    )
+
+
+def _arithmetic(kind: str, multiply_adds: float, rows: int, ceilings: Ceilings) -> Bound:
+    """What so many multiply-adds take at least, and the instructions that would do it."""
+    threads, faster = ceilings.machine.threads, FASTER.get(kind)
+    bounds = [Bound(kind, multiply_adds / ceilings.multiply_adds(kind, threads))]
+    if faster is not None and faster in ceilings.kinds(threads):
+        tiles = -(-rows // TILE_ROWS) * TILE_ROWS
+        bounds.append(Bound(faster, multiply_adds * tiles / rows / ceilings.multiply_adds(faster, threads)))
+    return min(bounds, key=lambda bound: bound.seconds)
 
 
 def measure_roofline(
@@ -155,7 +147,7 @@ def measure_roofline(
         kernels=machine.kernels,
         cache_dir=cache_dir,
     )
-    backend.settle()
+    backend.settle(wait=True)
     touch_pages(backend, pages, _TOUCHED)
     most = max(shape.rows for shape in shapes)
     products = [
@@ -163,32 +155,35 @@ def measure_roofline(
         for group in parts.by_kind().values()
     ]
     others = Others()
-    sweep = Sweep(sum(cache.size_bytes * -(-machine.threads // cache.cores_sharing) for cache in ceilings.caches))
-    share = seconds / (len(shapes) * (1 + len(products) / 4))
+    one = batch_of(Shape(1, 1, 0), np.zeros(1, np.int32))
+    share = seconds / (len(shapes) * (1.5 + len(products) / 4))
     steps = []
     for shape in shapes:
         rows = rows_of(parts, shape)
         say(f"{title(shape)}")
         tokens = np.random.default_rng(0).integers(0, model.vocab, shape.rows).astype(np.int32)
         whole, kinds = time_step(backend, batch_of(shape, tokens), share)
-        cold = ceilings.level_of(sum(row.work.cold_bytes for row in rows), machine.threads)
+        cold = read_cold(rows, ceilings, share / 2)
         timings = []
         for row, timed in zip(rows, products, strict=False):  # products are the first rows
             say(f"{title(shape)}, {row.name}")
-            timings.append(timed.time(shape, share / 4, sweep if cold == "memory" else lambda: 0))
+            # weights lie where a step would find them: a step has read them all
+            timings.append(timed.time(shape, share / 4, before=lambda: backend.run(one)))
         if parts.attentions:
             timings.append(summed(kinds, _ATTENTION))
         timings.append(summed(kinds, [k for k in kinds if k not in (*_PRODUCTS, *_ATTENTION, *_SAMPLING)]))
         timings.append(summed(kinds, _SAMPLING))
-        bounds = [bound_of(row.work, ceilings, cold) for row in rows]
+        bounds = [bounds_of(row, ceilings, cold) for row in rows]
         points = [point(*found) for found in zip(rows, timings, bounds, strict=True) if found[1].median > 0]
-        least = sum(bound.seconds for bound in bounds)
+        least = sum(found.slower.seconds for found in bounds)
         steps.append(
             StepPoints(
                 step=title(shape),
                 sequences=shape.sequences,
                 tokens=shape.rows,
                 context=shape.context,
+                cold_bytes=cold.size_bytes,
+                cold_bytes_per_second=cold.bytes_per_second,
                 seconds=whole.best,
                 median_seconds=whole.median,
                 tokens_per_second=shape.rows / whole.best,
@@ -202,6 +197,13 @@ def measure_roofline(
     return Roofline(name, machine.kernels, machine.threads, backend.weight_bytes, others.cores(), tuple(steps))
 
 
+def read_cold(rows: Sequence[Row], ceilings: Ceilings, seconds: float) -> Cold:
+    """The cold bytes of a step, and how fast as many are read, of rounds that take about so many seconds."""
+    machine, size = ceilings.machine, sum(row.work.cold_bytes for row in rows)
+    best, _ = _kernels.read_rate(machine.kernels, max(size // machine.threads, 4096), machine.threads, seconds)
+    return Cold(size, ceilings.level_of(size, machine.threads), best)
+
+
 def title(shape: Shape) -> str:
     """The step's name."""
     return f"decode {shape.sequences} at {shape.context}" if shape.count == 1 else f"prefill {shape.count}"
@@ -212,20 +214,22 @@ def rows_of(parts: Parts, shape: Shape) -> list[Row]:
     itself, sampling."""
     rows = []
     for (label, formats, sizes), group in parts.by_kind().items():
+        # layers whose rows are not all wanted decide: the last one has fewer
+        count = max(shape.wanted if p.wanted else shape.rows for p in group)
         work = added(p.work(shape.wanted if p.wanted else shape.rows) for p in group)
-        rows.append(Row(label, f"{sum(n for n, _ in sizes)}x{sizes[0][1]} {formats}", len(group), work))
+        rows.append(Row(label, f"{sum(n for n, _ in sizes)}x{sizes[0][1]} {formats}", len(group), work, count))
     if parts.attentions:
         spec = parts.attentions[0]
         heads = f"{spec.heads}/{spec.kv_heads} heads of {spec.head_dim}"
-        rows.append(Row("attention", heads, len(parts.attentions), parts.attention(shape)))
-    rows.append(Row("row by row", "norms, ropes ...", 1, parts.elementwise(shape)))
-    rows.append(Row("sampling", f"of {parts.vocab}", 1, parts.sampling(shape)))
+        rows.append(Row("attention", heads, len(parts.attentions), parts.attention(shape), shape.rows))
+    rows.append(Row("row by row", "norms, ropes ...", 1, parts.elementwise(shape), shape.rows))
+    rows.append(Row("sampling", f"of {parts.vocab}", 1, parts.sampling(shape), shape.wanted))
     return rows
 
 
-def point(row: Row, took: Timing, bound: Bound) -> Point:
+def point(row: Row, took: Timing, bounds: Bounds) -> Point:
     """The row with what it attained. `took.median` is above 0."""
-    seconds, work = took.best or took.median, row.work
+    seconds, work, bound = took.best or took.median, row.work, bounds.slower
     return Point(
         operation=row.name,
         shape=row.shape,
@@ -236,6 +240,8 @@ def point(row: Row, took: Timing, bound: Bound) -> Point:
         seconds=seconds,
         median_seconds=took.median,
         operations_per_second=work.total / seconds,
+        memory_ceiling_operations_per_second=work.total / bounds.memory.seconds,
+        arithmetic_ceiling_operations_per_second=work.total / bounds.arithmetic.seconds,
         bound=bound.name,
         ceiling_operations_per_second=work.total / bound.seconds,
         share_of_ceiling=bound.seconds / seconds,

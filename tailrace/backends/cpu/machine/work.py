@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tailrace.backends import Attention, Forward, Weight
-from tailrace.backends.cpu.record import Node, Recorder
+from tailrace.backends.cpu.record import Node, Recorder, gated_linears
 from tailrace.native import _kernels
 
 INTEGER = ("int8_by_int4", "int8_by_int6", "int8_by_int8")
@@ -88,11 +88,14 @@ def single(operations: Mapping[str, int], cold_bytes: int, warm_bytes: int) -> W
 @dataclass(frozen=True, eq=False)
 class Product:
     """Matrices that one operation multiplies with the same input. `wanted`: with the wanted rows only. `adds`: its
-    output is added to what is there."""
+    output is added to what is there. `gates`: it gives silu(first) * second, rounded, and keeps neither product.
+    `rounds`: its input has to be rounded first, which is an operation apart."""
 
     weights: tuple[Weight, ...]
     wanted: bool
     adds: bool
+    gates: bool = False
+    rounds: bool = False
 
     @property
     def inputs(self) -> int:
@@ -100,12 +103,12 @@ class Product:
 
     @property
     def outputs(self) -> int:
-        return sum(w.shape[0] for w in self.weights)
+        return self.weights[0].shape[0] if self.gates else sum(w.shape[0] for w in self.weights)
 
     @property
     def label(self) -> str:
-        """What it is, from the names of the weights: q+k+v, o, gate+up, down, head."""
-        return "+".join(_short(w.name) for w in self.weights)
+        """What it is, from the names of the weights: q+k+v, o, gate+up+silu, down, head."""
+        return "+".join([_short(w.name) for w in self.weights] + ["silu"] * self.gates)
 
     @property
     def kind(self) -> tuple[str, str, tuple[tuple[int, ...], ...]]:
@@ -114,18 +117,24 @@ class Product:
         return self.label, formats, tuple(w.shape for w in self.weights)
 
     def work(self, rows: int) -> Work:
-        """With this many rows. Rounded activations are a byte, and 8 bytes (scale and sum) a block of 32."""
+        """With this many rows."""
         operations: Counter[str] = Counter()
-        cold, integer = 0, False
+        cold = 0
         for w in self.weights:
             n, k = w.shape
             kind, *_, size = _kernels.packed_shape(w.format.value, n, k)
             operations[kind] += 2 * rows * n * k
             cold += size
-            integer = integer or kind in INTEGER
-        into = self.inputs + -(-self.inputs // 32) * 8 if integer else 4 * self.inputs
-        out = 4 * self.outputs * (2 if self.adds else 1)
+        into = rounded_bytes(self.inputs) if any(map(_integer, self.weights)) else 4 * self.inputs
+        out = rounded_bytes(self.outputs) if self.gates else 4 * self.outputs * (2 if self.adds else 1)
+        if self.gates:
+            operations["fp32"] += rows * self.outputs * (ELEMENTWISE["silu_mul"] + ROUNDING)
         return single(dict(operations), cold, rows * (into + out))
+
+
+def rounded_bytes(values: int) -> int:
+    """Of so many rounded activations: a byte each, and 8 bytes (scale and sum) a block of 32."""
+    return values + -(-values // 32) * 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,10 +162,9 @@ class Parts:
         """All that handles each row by itself: norms, rotations, rounding, activations, storing of keys and values."""
         work = [_elementwise(node, shape.wanted if wanted else shape.rows) for node, wanted in self.rows]
         for product in self.products:
-            if any(_kernels.packed_shape(w.format.value, *w.shape)[0] in INTEGER for w in product.weights):
+            if product.rounds:
                 rows = shape.wanted if product.wanted else shape.rows
-                written = product.inputs + -(-product.inputs // 32) * 8
-                work.append(single({"fp32": ROUNDING * rows * product.inputs}, 0, rows * written))
+                work.append(single({"fp32": ROUNDING * rows * product.inputs}, 0, rows * rounded_bytes(product.inputs)))
         for spec in self.attentions:
             stored = shape.rows * 2 * spec.kv_heads * spec.head_dim
             work.append(single({"fp32": stored}, 0, stored * (4 + 2)))
@@ -179,20 +187,25 @@ def parts_of(model: Forward) -> Parts:
             wanted.add(node)
     added_to = {node.inputs[1] for node in recorder.nodes if node.op == "add"}
     in_place = {x for x in added_to if x.op == "linear" and readers[x] == 1}
-    groups: defaultdict[Node, list[Node]] = defaultdict(list)
+    gated = gated_linears(recorder.nodes)
+    rounded = set(gated.values())
+    groups: defaultdict[tuple[Node, Node | None], list[Node]] = defaultdict(list)
     others, attentions = [], []
     for node in recorder.nodes:
         if node.op == "linear":
-            groups[node.inputs[0]].append(node)
+            groups[node.inputs[0], gated.get(node)].append(node)
         elif node.attention is not None:
             attentions.append(node.attention)
-        elif not (node.op == "add" and node.inputs[1] in in_place):
+        elif node not in rounded and not (node.op == "add" and node.inputs[1] in in_place):
             others.append((node, node in wanted))
-    products = tuple(
-        Product(tuple(_weight(n) for n in nodes), x in wanted, all(n in in_place for n in nodes))
-        for x, nodes in groups.items()
-    )
-    return Parts(products, tuple(attentions), tuple(others), model.vocab)
+    products = []
+    for (x, silu), nodes in groups.items():
+        rounds = x not in rounded and any(_integer(_weight(n)) for n in nodes)
+        if rounds:
+            rounded.add(x)
+        weights = tuple(_weight(n) for n in (nodes if silu is None else silu.inputs))
+        products.append(Product(weights, x in wanted, all(n in in_place for n in nodes), silu is not None, rounds))
+    return Parts(tuple(products), tuple(attentions), tuple(others), model.vocab)
 
 
 def _attention(spec: Attention, shape: Shape) -> Work:
@@ -214,6 +227,10 @@ def _elementwise(node: Node, rows: int) -> Work:
         table = _weight(node)
         cold = rows * (_kernels.packed_shape(table.format.value, *table.shape)[3] // table.shape[0])
     return single({"fp32": ELEMENTWISE[node.op] * values}, cold, 4 * values * (inputs + 1))
+
+
+def _integer(weight: Weight) -> bool:
+    return _kernels.packed_shape(weight.format.value, *weight.shape)[0] in INTEGER
 
 
 def _weight(node: Node) -> Weight:
