@@ -78,7 +78,7 @@ class Lfu:
         return self._level + node.uses
 
     def evicted(self, value: float) -> None:
-        self._level = max(self._level, value)
+        self._level = value  # never less than before: a page is worth more than the level at its last use
 
     def overdue(self, now: float) -> float:
         return -inf

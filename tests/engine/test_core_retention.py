@@ -98,6 +98,28 @@ def test_a_request_of_the_longest_context_fits_beside_the_pinned_prefixes() -> N
     driver.assert_at_rest()
 
 
+def test_a_big_request_does_not_starve_beside_pinned_prefixes() -> None:
+    """What else is admitted has to fit beside it in what the pinned ones leave."""
+    pinned = tuple(STEM[:384])
+    driver = Driver(config(kv_tokens=1024, max_context=640, max_running=8, kv_pin=(pinned,)))
+    cached(driver, "pins", [*pinned, 1])
+    assert driver.core.gauges.pinned_pages == 24
+    for n in range(5):
+        driver.submit(f"first {n}", [n, *STEM[500:600]], max_tokens=20 + n, ignore_eos=True)
+    driver.step()
+    driver.submit("big", [9, *STEM[500:960]], max_tokens=10)
+    steps = 0
+    while "big" not in driver.last:
+        if driver.core.gauges.waiting < 6:
+            driver.submit(f"small {steps}", [10 + steps, *STEM[500:600]], max_tokens=20 + steps % 7, ignore_eos=True)
+        driver.step()
+        steps += 1
+        assert steps < 150, "the flow of small ones never lets it in"
+    driver.run()
+    driver.assert_alone()
+    driver.assert_at_rest()
+
+
 def test_tenants_that_were_not_reckoned_with_pin_nothing_once_the_room_is_taken() -> None:
     driver = Driver(config(kv_pin=(SYSTEM,), tenants=1))
     for tenant in "ab":

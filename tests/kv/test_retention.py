@@ -260,6 +260,18 @@ def test_what_was_to_be_kept_but_was_never_written_is_withdrawn() -> None:
     cache.check()
 
 
+def test_a_page_is_not_kept_without_those_before_it() -> None:
+    cache = keeping()
+    first = cache.hold(STEM, TENANTS[0])
+    cache.remember(STEM, TENANTS[1])
+    cache.remember(page(1), TENANTS[2])  # the room for kept pages is taken
+    cache.let_go(first)
+    cache.index.withdraw(first[0])  # and free again
+    cache.remember(STEM, TENANTS[2])
+    assert cache.index.kept == 2
+    cache.check()
+
+
 @pytest.mark.parametrize("digest", [lambda parent, tokens: b"same", lambda parent, tokens: tokens[:4]])
 def test_a_colliding_hash_keeps_no_other_page(digest: Callable[[bytes, bytes], bytes]) -> None:
     cache = Cache(24, digest, keep=[as_bytes(STEM)], keep_pages=24)
