@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from tailrace.engine.core import EngineCore
 from tailrace.engine.protocol import Output, SamplingParams, Submit, TokenLogprob, Tokens
 from tailrace.kv.prefix import Digest, page_digest
 from tailrace.terms import Event, EventKind
+
+if TYPE_CHECKING:
+    from tailrace.engine.publisher import Publisher
 
 FORCE = 50.0  # a logit bias above this wins
 
@@ -261,6 +265,7 @@ class Driver:
         token_bytes: object = None,
         digest: Digest = page_digest,
         check_every: int = 1,
+        publisher: Publisher | None = None,
     ) -> None:
         self._check_every = check_every
         self._steps = 0
@@ -277,7 +282,10 @@ class Driver:
             identity=b"fake",
             clock=self.clock,
             digest=digest,
+            publisher=publisher,
         )
+        if publisher is not None:
+            self.core.settle()
         self.vocab = vocab
         self.eos_ids = tuple(eos_ids)
         self.submitted: dict[str, Submit] = {}

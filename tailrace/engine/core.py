@@ -28,6 +28,7 @@ from tailrace.kv.prefix import Digest, page_digest
 from tailrace.terms import Event, EventKind
 
 if TYPE_CHECKING:
+    from tailrace.engine.publisher import Publisher
     from tailrace.text.tokens import TokenBytes
 
 
@@ -85,12 +86,14 @@ class EngineCore:
         identity: bytes = b"",
         clock: Callable[[], float] = time.monotonic,
         digest: Digest = page_digest,
+        publisher: Publisher | None = None,
     ) -> None:
         self.config = config
         self.scheduler = Scheduler(config, identity=identity, digest=digest)
         self.progress = 0  # tokens computed, ever
         self.steps = 0
         self.draining = False  # refuse new requests
+        self.wake: Callable[[], None] = lambda: None  # called on another thread: `step` has something to do again
         self._eos = frozenset(eos_ids)
         self._vocab_size = vocab_size
         self._token_bytes = token_bytes
@@ -110,6 +113,7 @@ class EngineCore:
         self._stale = False  # something has happened that the next plan does not know of
         self._outputs: list[Output] = []
         self._events: list[Event] = []
+        self._publisher = publisher
 
     # --- what it holds
 
@@ -131,7 +135,7 @@ class EngineCore:
     @property
     def gauges(self) -> Gauges:
         """The state now."""
-        scheduler = self.scheduler
+        scheduler, publisher = self.scheduler, self._publisher
         cached = scheduler.index.evictable
         return Gauges(
             running=len(scheduler.running),
@@ -145,6 +149,8 @@ class EngineCore:
             steps=self.steps,
             pinned_pages=scheduler.index.kept,
             evictions=list(scheduler.index.evictions.values()),
+            kv_batches=publisher.published if publisher is not None else 0,
+            kv_batches_dropped=publisher.dropped if publisher is not None else 0,
         )
 
     def check_integrity(self) -> None:
@@ -157,6 +163,8 @@ class EngineCore:
     def settle(self) -> None:
         """Start-up is over."""
         self._backend.settle()
+        if self._publisher is not None:
+            self._publisher.attach(self.scheduler.index, lambda: self.wake())
 
     def close(self) -> None:
         """Lets the step that runs end. What is held is lost."""
@@ -164,6 +172,8 @@ class EngineCore:
         if self._flight is not None:
             self._wait()
             self._flight = None
+        if self._publisher is not None:
+            self._publisher.close()
 
     # --- messages
 
@@ -435,6 +445,8 @@ class EngineCore:
             request.scoring = False
 
     def _news(self) -> Tokens | None:
+        if self._publisher is not None:
+            self._publisher.flush()
         if not self._outputs and not self._events and self._flight is None:
             return None
         news = Tokens(self._outputs, self._events, self.gauges)

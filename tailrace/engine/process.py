@@ -56,6 +56,7 @@ class Core(Protocol):
     """What the loop needs of `EngineCore`."""
 
     draining: bool
+    wake: Callable[[], None]
 
     @property
     def has_work(self) -> bool: ...
@@ -163,6 +164,7 @@ class Serving:
         self._checked = False  # the books, since the last request
         self._stopped = threading.Event()
         self._gauges = loaded.core.gauges
+        loaded.core.wake = lambda: self._inbox.put(None)
 
     def send(self, message: FromEngine) -> None:
         """Hands a message over."""

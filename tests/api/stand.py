@@ -17,6 +17,7 @@ import numpy as np
 from tailrace.backends import PAGE_SIZE, Batch, Result, Sampling
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.core import EngineCore
+from tailrace.engine.loading import open_publisher
 from tailrace.engine.process import Loaded
 from tailrace.engine.spec import EngineSpec
 from tailrace.terms import InvalidInput
@@ -90,7 +91,15 @@ def build(spec: EngineSpec, kind: type[Parrot]) -> Loaded:
         kv_pin=spec.kv_pin,
         tenants=spec.tenants,
     )
-    core = EngineCore(backend, config, eos_ids=(EOS,), vocab_size=PADDED, token_bytes=table(), identity=b"stand")
+    core = EngineCore(
+        backend,
+        config,
+        eos_ids=(EOS,),
+        vocab_size=PADDED,
+        token_bytes=table(),
+        identity=b"stand",
+        publisher=open_publisher(spec),
+    )
     return Loaded(
         core=core,
         max_context=config.max_context,

@@ -38,6 +38,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
         "--no-prefix-cache", "--threads", "2", "--kernels", "avx2", "--kv-dtype", "f32", "--backend", "reference",
         "--quantize", "int4", "--kv-policy", "ttl", "--kv-ttl", "90", "--kv-tenant-share", "0.5",
         "--request-timeout", "9", "--drain-timeout", "5", "--hang-timeout", "6", "--start-timeout", "7",
+        "--kv-events", "tcp://[::1]:1", "--kv-events-replay", "tcp://[::1]:2", "--kv-events-key", "keys.toml",
         "--cache", str(tmp_path), "--no-template-args", "--no-log-requests", "--quiet",
     )  # fmt: skip
     assert (made.host, made.port, made.api_keys, made.served_names) == ("::1", 0, ("a", "b"), ("x",))
@@ -46,6 +47,9 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
     assert (made.threads, made.kernels, made.kv_dtype, made.backend) == (2, "avx2", "f32", "reference")
     assert (made.kv_policy, made.kv_ttl, made.kv_tenant_share) == ("ttl", 90, 0.5)
     assert made.quantize == made.engine().quantize == "int4"
+    for one in (made, made.engine()):
+        assert (one.kv_events, one.kv_events_replay) == ("tcp://[::1]:1", "tcp://[::1]:2")
+        assert one.kv_events_key == "keys.toml"
     times = made.timeouts
     assert (times.request, times.drain, times.hang, times.start) == (9, 5, 6, 7)
     assert (made.cache_dir, made.template_args) == (str(tmp_path), False)
