@@ -54,6 +54,8 @@ MOST_ANSWERS = 32
 """Most answers that are being sent."""
 PATIENCE = 10.0
 """Seconds after which an answer is given up whose asker takes none of it."""
+REPEAT = 5.0
+"""Seconds without anything new after which the latest batch is sent again, to those that have missed it."""
 RETRY = 10
 """Milliseconds until an asker whose queue is full is tried again."""
 REQUEST_BYTES = 4096
@@ -99,8 +101,9 @@ class Publisher:
         high_water: int = HIGH_WATER,
         queued: int = QUEUED,
         kept: int = KEPT,
+        repeat: float = REPEAT,
     ) -> None:
-        self._queued, self._most_kept = queued, kept
+        self._queued, self._most_kept, self._repeat = queued, kept, repeat
         self.published = 0  # batches, ever
         self.dropped = 0
         self._event_log = EventLog()
@@ -189,8 +192,8 @@ class Publisher:
                 if self._wake in ready:
                     os.read(self._wake, 4096)
                 self._publish()
-                if self._events in ready:
-                    self._greet()
+                if (self._events in ready and self._joined()) or not (ready or self._answers):
+                    self._tell_latest()
                 if self._replay in ready and self._replay is not None:
                     self.answer(self._replay.recv_multipart())
                 self._send_answers()
@@ -199,10 +202,10 @@ class Publisher:
         finally:
             self._release()
 
-    def _pause(self) -> int | None:
+    def _pause(self) -> int:
         """Milliseconds until there is something to do without being told."""
         if not self._answers:
-            return None
+            return int(self._repeat * 1000)
         return 0 if any(answer.following is None for answer in self._answers) else RETRY
 
     def _publish(self) -> None:
@@ -225,10 +228,13 @@ class Publisher:
         """To all subscribers whose queues have room; such a socket never waits for any."""
         self._events.send_multipart([TOPIC, number.to_bytes(8, "big"), payload], zmq.NOBLOCK)
 
-    def _greet(self) -> None:
-        """Somebody has subscribed: sends the latest batch again, by whose number they see what they have missed."""
-        joined = self._events.recv().startswith(b"\1")
-        if joined and self._kept:
+    def _joined(self) -> bool:
+        """Whether the message from a subscriber is that it has subscribed."""
+        return self._events.recv().startswith(b"\1")
+
+    def _tell_latest(self) -> None:
+        """Sends the latest batch again, by whose number one sees what one has missed."""
+        if self._kept:
             self._send(*self._kept[-1])
 
     # --- requests

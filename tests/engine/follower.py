@@ -28,7 +28,7 @@ class Follower:
         self._sub = self._socket(zmq.SUB, keys)
         self._sub.set_hwm(high_water)
         if high_water:
-            self._sub.setsockopt(zmq.RCVBUF, 4096)
+            self._sub.setsockopt(zmq.RCVBUF, 1 << 18)
         self._sub.subscribe(b"")
         self._sub.connect(events)
         self._ask = self._socket(zmq.DEALER, keys)

@@ -197,7 +197,7 @@ def test_batches_for_which_there_is_no_room_are_dropped_counted_and_seen_as_a_ga
 
 def test_nobody_waits_for_a_subscriber_that_reads_nothing_and_it_sees_a_gap() -> None:
     """The slow one reads nothing until all is over: whoever waited for it would never get there."""
-    with publishing(high_water=10) as publisher:
+    with publishing(high_water=10, repeat=0.1) as publisher:
         events, replay = publisher.addresses
         with Follower(events, replay, high_water=1) as slow, Follower(events, replay) as quick:
             for one in (slow, quick):
