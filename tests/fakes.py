@@ -110,6 +110,19 @@ class FakeBackend(Inline):
         self._duration = duration
         self._fail = fail
 
+    @property
+    def page_bytes(self) -> int:
+        return 8 * PAGE_SIZE
+
+    numerics = "fake-1"
+
+    def read_page(self, page: int) -> bytes:
+        return self.tokens[page].tobytes() + self.positions[page].tobytes()
+
+    def write_page(self, page: int, data: bytes | bytearray | memoryview) -> None:
+        self._require(len(data) == self.page_bytes, "a page's data has the wrong size")
+        self.tokens[page], self.positions[page] = np.frombuffer(data, np.int32).reshape(2, PAGE_SIZE)
+
     def run(self, batch: Batch) -> Result:
         if self._clock is not None and self._duration is not None:
             self._clock.advance(self._duration(batch))
