@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -60,8 +61,9 @@ def test_a_page_takes_what_info_says(name: str) -> None:
     assert on_cpu(name).page_bytes == PAGE_SIZE * info.kv_bytes_per_token
 
 
-@pytest.mark.parametrize("backend", [on_cpu("llama"), on_reference("llama")], ids=["cpu", "reference"])
-def test_data_of_another_size_is_refused(backend: Backend) -> None:
+@pytest.mark.parametrize("make", [on_cpu, on_reference])
+def test_data_of_another_size_is_refused(make: Callable[[str], Backend]) -> None:
+    backend = make("llama")
     data = backend.read_page(0)
     for wrong in (data[:-1], data + b"\0", b""):
         with pytest.raises(ValueError, match=r"bytes|size"):
