@@ -15,7 +15,9 @@ from tailrace.backends import PAGE_SIZE, Batch, Inline, Result, Sampling
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.core import EngineCore
 from tailrace.engine.protocol import Output, SamplingParams, Submit, TokenLogprob, Tokens
-from tailrace.kv.prefix import Digest, page_digest
+from tailrace.engine.transfer import Transfers
+from tailrace.kv.prefix import Digest, PageChain, page_digest
+from tailrace.kv.tiers import PageKey, Tier, TierStats, key_at
 from tailrace.terms import Event, EventKind
 
 FORCE = 50.0  # a logit bias above this wins
@@ -258,6 +260,40 @@ def expected_tokens(
             return tokens[len(prompt) :]
 
 
+class MemoryTier:
+    """Implements `Tier` in a dictionary. `fail` is asked before every load and store: True loses the page, what it
+    raises is raised."""
+
+    def __init__(self, fail: Callable[[], bool] = lambda: False) -> None:
+        self.pages: dict[PageKey, bytes] = {}
+        self.loads: list[PageKey] = []  # that gave something
+        self.fail = fail
+
+    def lookup(self, chain: PageChain, first: int, limit: int) -> int:
+        return next((n for n in range(limit - first) if key_at(chain, first + n) not in self.pages), limit - first)
+
+    def holds(self, digest: bytes) -> bool:
+        return any(key.digest == digest for key in self.pages)
+
+    def load(self, key: PageKey) -> memoryview | None:
+        if self.fail():
+            self.pages.pop(key, None)
+        data = self.pages.get(key)
+        if data is None:
+            return None
+        self.loads.append(key)
+        return memoryview(data)
+
+    def store(self, key: PageKey, data: bytes) -> bool:
+        if self.fail():
+            return False
+        self.pages[key] = data
+        return True
+
+    def stats(self) -> TierStats:
+        return TierStats(pages=len(self.pages), loaded=len(self.loads))
+
+
 class Driver:
     """An `EngineCore` over a `FakeBackend`, stepped by hand and checked after every step (or every so many); keeps
     all the news."""
@@ -274,6 +310,7 @@ class Driver:
         token_bytes: object = None,
         digest: Digest = page_digest,
         check_every: int = 1,
+        tier: Tier | None = None,
     ) -> None:
         self._check_every = check_every
         self._steps = 0
@@ -281,6 +318,7 @@ class Driver:
         self.backend = FakeBackend(
             config.pages, vocab, clock=self.clock, duration=duration, fail=fail, max_wanted=config.max_wanted
         )
+        self.transfers = Transfers(tier, self.backend, clock=self.clock, thread=False) if tier is not None else None
         self.core = EngineCore(
             self.backend,
             config,
@@ -290,7 +328,9 @@ class Driver:
             identity=b"fake",
             clock=self.clock,
             digest=digest,
+            transfers=self.transfers,
         )
+        self.core.settle()
         self.vocab = vocab
         self.eos_ids = tuple(eos_ids)
         self.submitted: dict[str, Submit] = {}
@@ -314,7 +354,7 @@ class Driver:
         if self._steps % self._check_every == 0:
             self.core.check_integrity()
         assert self.backend.violations == []
-        assert self.core.running_step or self.core.idle, "requests are held and nothing runs"
+        assert self.core.running_step or self.core.idle or self.core.scheduler.loads, "requests are held, nothing runs"
         for output in news.outputs if news else ():
             assert output.request not in self.last, "news of a request that has ended"
             self.tokens.setdefault(output.request, []).extend(output.tokens)
@@ -329,10 +369,17 @@ class Driver:
     def run(self, limit: int = 10_000) -> int:
         """Steps until there is nothing left to do; returns the number of steps, AssertionError beyond `limit`."""
         for count in range(limit):
-            if not self.core.has_work:
+            if not self.core.has_work and not self.transfer():
                 return count
             self.step()
         raise AssertionError(f"not done after {limit} steps: {self.core.gauges}")
+
+    def transfer(self, pages: int = 1 << 30) -> bool:
+        """Lets the transfers' thread move so many pages, or all; False where it had nothing to do."""
+        moved = 0
+        while moved < pages and self.transfers is not None and self.transfers.work():
+            moved += 1
+        return moved > 0
 
     def finish_of(self, request: str) -> str | None:
         """How the request ended."""

@@ -102,6 +102,12 @@ class Settings:
     backend: str = "cpu"
     """"cpu" (native) or "reference" (numpy, slow, the oracle)."""
     prefix_cache: bool = True
+    kv_disk: str | None = None
+    """Directory where KV pages are kept beyond the pool and this process; None keeps none."""
+    kv_disk_bytes: int = 4 << 30
+    """Most bytes of it."""
+    kv_key_file: str | None = None
+    """File with the key that its pages are authenticated with; None: one in the directory, made at the first start."""
     cache_dir: str | None = None
     """Root of the model cache, where repacked weights are kept; None is the default one."""
     loader: str = ""
@@ -155,6 +161,12 @@ class Settings:
                 "more than one a core is slower",
                 param="threads",
             )
+        if self.kv_key_file is not None and self.kv_disk is None:
+            raise InvalidInput("--kv-key-file is of use only with --kv-disk", param="kv_key_file")
+        if self.kv_disk is not None and not self.prefix_cache:
+            raise InvalidInput("--kv-disk keeps pages of the prefix cache, which is off", param="kv_disk")
+        if self.kv_disk_bytes < 1:
+            raise InvalidInput(f"kv_disk_bytes must be at least 1, not {self.kv_disk_bytes}", param="kv_disk_bytes")
         if self.backend not in ("cpu", "reference"):
             raise InvalidInput(f'backend must be "cpu" or "reference", not "{self.backend}"', param="backend")
 
@@ -173,6 +185,9 @@ class Settings:
             kv_dtype=self.kv_dtype,
             quantize=self.quantize,
             prefix_cache=self.prefix_cache,
+            kv_disk=self.kv_disk,
+            kv_disk_bytes=self.kv_disk_bytes,
+            kv_key_file=self.kv_key_file,
             cache_dir=self.cache_dir,
             loader=self.loader,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,13 +75,15 @@ def settings(values: Mapping[str, Any]) -> Settings:
     keys = _keys(values["api_key"], values["api_key_file"])
     plain = (
         "host", "port", "kv_tokens", "max_context", "step_tokens", "max_running", "max_waiting", "threads", "kernels",
-        "kv_dtype", "quantize", "backend", "prefix_cache", "log_requests", "quiet", "template_args",
+        "kv_dtype", "quantize", "backend", "prefix_cache", "kv_disk", "kv_key_file", "log_requests", "quiet",
+        "template_args",
     )  # fmt: skip
     return Settings(
         model=values["model"],
         served_names=tuple(values["served_name"]) or catalogue.names(values["model"]),
         api_keys=keys,
         cache_dir=values["cache"],
+        kv_disk_bytes=size_of(values["kv_disk_bytes"], "kv_disk_bytes"),
         timeouts=Timeouts(
             request=values["request_timeout"],
             drain=values["drain_timeout"],
@@ -89,6 +92,15 @@ def settings(values: Mapping[str, Any]) -> Settings:
         ),
         **{name: values[name] for name in plain},
     )
+
+
+def size_of(text: str, param: str) -> int:
+    """Bytes, of "4096", "500MB" or "4GiB"; InvalidInput for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:([kMGT])(i?)B)?", text)
+    if not found:
+        raise InvalidInput(f"--{param.replace('_', '-')} is a size such as 500MB or 4GiB, not {text}", param=param)
+    number, prefix, binary = found.groups()
+    return int(float(number) * (1024 if binary else 1000) ** " kMGT".index(prefix or " "))
 
 
 def find_model(name: str) -> Path:

@@ -21,6 +21,9 @@ class EngineSpec:
     kv_dtype: str = "bf16"
     quantize: str | None = None
     prefix_cache: bool = True
+    kv_disk: str | None = None
+    kv_disk_bytes: int = 4 << 30
+    kv_key_file: str | None = None
     cache_dir: str | None = None
     loader: str = ""
     warm_up: bool = True

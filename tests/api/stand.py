@@ -17,8 +17,10 @@ import numpy as np
 from tailrace.backends import PAGE_SIZE, Batch, Result, Sampling
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.core import EngineCore
+from tailrace.engine.loading import open_transfers
 from tailrace.engine.process import Loaded
 from tailrace.engine.spec import EngineSpec
+from tailrace.kv.cost import LoadCost
 from tailrace.terms import InvalidInput
 from tailrace.text import TokenBytes
 from tests.fakes import FakeBackend
@@ -85,7 +87,15 @@ def build(spec: EngineSpec, kind: type[Parrot]) -> Loaded:
         max_waiting=spec.max_waiting,
         prefix_cache=spec.prefix_cache,
     )
-    core = EngineCore(backend, config, eos_ids=(EOS,), vocab_size=PADDED, token_bytes=table(), identity=b"stand")
+    core = EngineCore(
+        backend,
+        config,
+        eos_ids=(EOS,),
+        vocab_size=PADDED,
+        token_bytes=table(),
+        identity=b"stand",
+        transfers=open_transfers(spec, backend),
+    )
     return Loaded(
         core=core,
         max_context=config.max_context,
@@ -108,6 +118,22 @@ def load(spec: EngineSpec) -> Loaded:
 def load_slow(spec: EngineSpec) -> Loaded:
     """A slow one, so that tests can act while it works."""
     return build(spec, Slow)
+
+
+class Eager(LoadCost):
+    """Takes loading to be the quicker one whatever it is told: the stand-in computes next to nothing."""
+
+    def quicker(self, size: int, tokens: int, before: int = 0) -> bool:
+        return True
+
+
+def load_eager(spec: EngineSpec) -> Loaded:
+    """One that loads from disk all that is there."""
+    loaded = build(spec, Parrot)
+    assert isinstance(loaded.core, EngineCore)
+    assert loaded.core._transfers is not None
+    loaded.core._transfers.cost = Eager()
+    return loaded
 
 
 def load_late(spec: EngineSpec) -> Loaded:
