@@ -15,7 +15,7 @@ from tailrace.models import catalogue
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
-    choices = ["steps", "quality", "serve", "start", "shapes", "quota", "neighbour"]
+    choices = ["kernels", "steps", "quality", "serve", "start", "shapes", "quota", "neighbour"]
     p.add_argument("what", nargs="*", choices=choices, help="default: steps, quality, serve and start")
     p.add_argument("--model", default=catalogue.DEFAULT)
     p.add_argument("--threads", type=int, default=None)
@@ -33,6 +33,11 @@ def main() -> None:
     os.chdir(Path(__file__).resolve().parent.parent)
     ours = f"{Path(sys.executable).with_name('tailrace')} serve {args.model} --port {{port}}"
     against = args.against and args.against.replace("{model}", str(model))
+    if "kernels" in chosen:
+        from bench import kernels
+
+        print("## Products\n")
+        kernels.run(args.threads, args.kernels)
     if "steps" in chosen:
         from bench import steps
 

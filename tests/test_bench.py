@@ -1,4 +1,4 @@
-"""The files that the benchmarks make are models that can be served."""
+"""What the benchmarks make is what they say: models that can be served, and weights that can be multiplied."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import quality, shapes
-from tailrace.backends.cpu import CpuBackend
+from bench import kernels, quality, shapes
+from tailrace.backends import Format
+from tailrace.backends.cpu import CpuBackend, available_kernels
+from tailrace.backends.cpu.store import pack
 from tailrace.backends.reference import ReferenceBackend, dequantize
 from tailrace.engine.assets import open_model
 from tailrace.models import load_model, open_checkpoint
@@ -57,3 +59,15 @@ def test_a_model_with_shuffled_channels_computes_the_same(tied: bool, tmp_path: 
     assert not np.array_equal(copied.layers[0].down.data, model.layers[0].down.data)
     truth, found = (logits_of(ReferenceBackend(one, pages=4), PROMPT, range(40)) for one in (model, copied))
     assert np.abs(found - truth).max() < 1e-4
+
+
+@pytest.mark.parametrize("form", list(Format))
+def test_products_of_random_weights_are_timed(form: Format) -> None:
+    weight = kernels.random_weight(form, 32, 512)
+    values = dequantize(weight)
+    assert values.shape == (32, 512)
+    assert values.std() > 0  # which is not a number, unless all values are finite
+    one, many = kernels.measure(weight, available_kernels()[0], 1, (1, 20), 0.001)
+    assert (one.rows, many.rows) == (1, 20)
+    assert 0 < many.multiply_adds <= many.best_multiply_adds
+    assert one.bytes == pytest.approx(one.multiply_adds / (32 * 512) * pack(weight).nbytes)

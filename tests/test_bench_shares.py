@@ -74,7 +74,7 @@ def test_a_quota_holds() -> None:
 
 def test_cpu_time_is_that_of_the_whole_tree() -> None:
     own = quota.cpu_seconds(os.getpid())
-    assert own == pytest.approx(time.process_time(), abs=0.5)
+    assert own >= time.process_time() - 0.5  # more where other tests had children, which count
     spin = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
     child = subprocess.Popen([sys.executable, "-S", "-c", spin], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdout is not None

@@ -32,40 +32,41 @@ template <int BLOCK> inline void configure_product() {
     config.load();
 }
 
-// The sums of one block, in tile 0. Unsigned weights are a byte each; signed ones are the packed tile itself.
-template <bool SIGNED> inline void sum_block(const int8_t *q, const uint8_t *w) {
+// The sums of one block, in tile 0.
+inline void sum_block(const int8_t *q, const uint8_t *w) {
     asm volatile("tilezero %%tmm0\n\ttileloadd (%0,%1,1), %%tmm1\n\ttileloadd (%2,%3,1), %%tmm2"
                  :
                  : "r"(q), "r"(size_t(QBLOCK)), "r"(w), "r"(size_t(64))
                  : "memory");
-    if constexpr (SIGNED) asm volatile("tdpbssd %%tmm2, %%tmm1, %%tmm0" : :);
-    else asm volatile("tdpbsud %%tmm2, %%tmm1, %%tmm0" : :);
+    asm volatile("tdpbssd %%tmm2, %%tmm1, %%tmm0" : :);
 }
 inline void store_sums(int32_t *to) { asm volatile("tilestored %%tmm0, (%0,%1,1)" : : "r"(to), "r"(size_t(64)) : "memory"); }
 
-// One tile of outputs for `rows` rows, sixteen at a time. `bytes`: the weights of block b, a byte each, at bytes + b * step. While a
-// block is multiplied, the third before it is scaled, across the groups of rows: a core does these beside each other only
-// where they lie close together in the program.
-template <bool WIDE, Min MIN, int BLOCK, bool SIGNED>
-void tile_amx(const Packed &w, int64_t tile, const uint8_t *bytes, size_t step, const Quantised &x, int64_t row0, int64_t rows, const Output &out) {
-    constexpr int RING = 4; // blocks whose sums are kept
+// One tile of outputs for `rows` rows, sixteen at a time. Weights are signed bytes: quants of 8 bits where they lie, others in
+// `scratch`, their zero point subtracted. While a block is multiplied, the third before it is scaled, across the groups of rows: a
+// core does these beside each other only where they lie close together in the program.
+template <Quants Q> void tile_amx(const Packed &w, int64_t tile, const Quantised &x, int64_t row0, int64_t rows, const Output &out, uint8_t *scratch) {
+    constexpr int BLOCK = Q.block, RING = 4; // blocks whose sums are kept
+    constexpr bool IN_PLACE = Q.bits == 8;
+    constexpr size_t STEP = IN_PLACE ? Q.span_bytes() : BLOCK * LANES; // from a block's weights to the next one's
+    static_assert(!IN_PLACE || Q.span() == BLOCK);
     alignas(64) int32_t sums[RING][TILE_ROWS * LANES];
     const int64_t blocks = w.k / BLOCK, at = x.at(row0, 0), total = (rows + TILE_ROWS - 1) / TILE_ROWS * blocks;
-    const uint8_t *const scales = w.data + size_t(tile) * w.tile_bytes() + w.payload();
-    const size_t scale_step = w.block_bytes();
+    const uint8_t *const first = w.data + size_t(tile) * w.tile_bytes(), *const bytes = IN_PLACE ? first + Q.header() : scratch;
+    if constexpr (!IN_PLACE) unpack<Q>(w, tile, scratch, [](W quants) -> W { return {_mm512_sub_epi8(quants.v, _mm512_set1_epi8(Q.zero))}; });
     // Blocks follow each other in the activations, and so do groups of rows.
     const int8_t *q = x.q + at * QBLOCK;
     const float *d = x.d + at, *ds = BLOCK == QBLOCK ? x.ds + at : x.ds16 + 2 * at;
     configure_product<BLOCK>();
     int64_t next = 0;
-    const uint8_t *weights = bytes, *const end = bytes + size_t(blocks) * step;
+    const uint8_t *weights = bytes, *const end = bytes + size_t(blocks) * STEP;
     const auto multiply = [&]() __attribute__((always_inline)) {
-        sum_block<SIGNED>(q + next * BLOCK / QBLOCK * QBLOCK * LANES + next * BLOCK % QBLOCK, weights);
+        sum_block(q + next * BLOCK / QBLOCK * QBLOCK * LANES + next * BLOCK % QBLOCK, weights);
     };
     const auto store = [&]() __attribute__((always_inline)) {
         store_sums(sums[size_t(next) % RING]);
         next++;
-        weights += step;
+        weights += STEP;
         if (weights == end) weights = bytes;
     };
     for (int i = 0; i < RING - 1 && next < total; i++) multiply(), store();
@@ -73,22 +74,25 @@ void tile_amx(const Packed &w, int64_t tile, const uint8_t *bytes, size_t step, 
         F acc[TILE_ROWS];
 #pragma GCC unroll 16
         for (F &a : acc) a = f_zero();
-        const uint8_t *p = scales;
-        for (int64_t b = 0; b < blocks; b++, t++, p += scale_step) {
-            const bool more = next < total;
-            if (more) multiply();
-            const int32_t *sum = sums[size_t(t) % RING];
-            const float *dt = d + t * BLOCK / QBLOCK * LANES;
-            const F s = load_scales<WIDE>(p);
+        for (const uint8_t *span = first; span < first + w.tile_bytes(); span += Q.span_bytes()) {
+            const Scales<Q> scales(span);
+            for (int b = 0; b < Q.span() / BLOCK; b++, t++) {
+                const bool more = next < total;
+                if (more) multiply();
+                if (size_t(t) * 64 < w.tile_bytes()) __builtin_prefetch(first + w.tile_bytes() + 64 * t, 0, 2); // the next tile
+                const int32_t *sum = sums[size_t(t) % RING];
+                const float *dt = d + t * BLOCK / QBLOCK * LANES;
+                F scale, min;
+                scales.at(b, scale, min);
 #pragma GCC unroll 16
-            for (int r = 0; r < TILE_ROWS; r++) acc[r] = f_fma(i_float(i_load(sum + r * LANES)), s * f_set1(dt[r]), acc[r]);
-            if constexpr (MIN != Min::None) {
-                const float *dst = BLOCK == QBLOCK ? ds + t * LANES : ds + t / 2 * 2 * LANES + t % 2;
-                const F m = MIN == Min::Stored ? load_scales<WIDE>(p + LANES * (WIDE ? 4 : 2)) : s * f_set1(-8.0f);
+                for (int r = 0; r < TILE_ROWS; r++) acc[r] = f_fma(i_float(i_load(sum + r * LANES)), scale * f_set1(dt[r]), acc[r]);
+                if constexpr (Q.min != Min::None) {
+                    const float *dst = BLOCK == QBLOCK ? ds + t * LANES : ds + t / 2 * 2 * LANES + t % 2;
 #pragma GCC unroll 16
-                for (int r = 0; r < TILE_ROWS; r++) acc[r] = f_fma(m, f_set1(dst[r * (QBLOCK / BLOCK)]), acc[r]);
+                    for (int r = 0; r < TILE_ROWS; r++) acc[r] = f_fma(min, f_set1(dst[r * (QBLOCK / BLOCK)]), acc[r]);
+                }
+                if (more) store();
             }
-            if (more) store();
         }
 #pragma GCC unroll 16
         for (int r = 0; r < TILE_ROWS; r++) // unrolled, as all loops over `acc`: else it would lie in memory

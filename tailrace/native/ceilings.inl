@@ -67,7 +67,7 @@ float fp32_rounds(const uint8_t *, int64_t rounds) {
 }
 
 // The dot products of the integer kernels over blocks of eight groups, without the scales that follow each block.
-template <class Dot, int C, class Prepare> float dot_rounds(const uint8_t *data, int64_t rounds, Prepare prepare) {
+template <class Dot, int C, class Add> float dot_rounds(const uint8_t *data, int64_t rounds, int groups, Add add) {
     W w = w_load(data);
     A a[C];
     for (int c = 0; c < C; c++) {
@@ -77,10 +77,9 @@ template <class Dot, int C, class Prepare> float dot_rounds(const uint8_t *data,
     I sum = i_set1(0);
     for (int64_t i = 0; i < rounds; i++) {
         Dot dot[C];
-        for (int g = 0; g < 8; g++) {
+        for (int g = 0; g < 8; g += groups) {
             opaque(w);
-            const auto ready = prepare(w);
-            for (int c = 0; c < C; c++) dot[c].add(ready, a[c]);
+            add(dot, w, a);
         }
         for (int c = 0; c < C; c++) sum = sum + dot[c].finish(0);
     }
@@ -88,10 +87,22 @@ template <class Dot, int C, class Prepare> float dot_rounds(const uint8_t *data,
 }
 
 float small_rounds(const uint8_t *data, int64_t rounds) {
-    return dot_rounds<DotSmall, CHAINS>(data, rounds, [](W w) { return w; });
+    return dot_rounds<DotSmall, CHAINS>(data, rounds, 1, [](auto &dot, W w, const auto &a) {
+        for (int c = 0; c < CHAINS; c++) dot[c].add(w, a[c]);
+    });
+}
+float medium_rounds(const uint8_t *data, int64_t rounds) {
+    return dot_rounds<DotMedium, SIGNED_CHAINS>(data, rounds, 2, [](auto &dot, W w, const auto &a) {
+        W other = w;
+        opaque(other);
+        for (int c = 0; c < SIGNED_CHAINS; c++) dot[c].add(w, a[c], other, a[c]);
+    });
 }
 float signed_rounds(const uint8_t *data, int64_t rounds) {
-    return dot_rounds<DotSigned, SIGNED_CHAINS>(data, rounds, [](W w) { return ws_prepare(w); });
+    return dot_rounds<DotSigned, SIGNED_CHAINS>(data, rounds, 1, [](auto &dot, W w, const auto &a) {
+        const WS ready = ws_prepare(w);
+        for (int c = 0; c < SIGNED_CHAINS; c++) dot[c].add(ready, a[c]);
+    });
 }
 
 #if defined(TR_AVX512)
@@ -104,18 +115,21 @@ float signed_rounds(const uint8_t *data, int64_t rounds) {
 #define TR_FP16 TR_HOW("vcvtph2ps widens once for 6 rows, then vfmadd of 16")
 #define TR_FP32 TR_HOW("vfmadd of 16")
 #define TR_SMALL TR_HOW("vpdpbusd of 64")
+#define TR_MEDIUM TR_HOW("vpdpbusd of 64")
 #define TR_SIGNED TR_HOW("vpxor once for 12 rows, then vpdpbusd of 64")
 #elif defined(TR_AVX2)
 #define TR_BF16 "vpslld and vpand widen once for 3 rows, then vfmadd of 8 (AVX2 has no bf16 dot product)"
 #define TR_FP16 "vcvtph2ps widens once for 3 rows, then vfmadd of 8"
 #define TR_FP32 "vfmadd of 8"
 #define TR_SMALL "vpmaddubsw and vpaddw of 32, vpmaddwd and vpaddd every eight (unsigned weights of at most 15)"
+#define TR_MEDIUM "two vpmaddubsw, vpaddw, vpmaddwd and vpaddd of 32 (unsigned weights of at most 63)"
 #define TR_SIGNED "vpabsb once for 2 rows, then vpsignb, vpmaddubsw, vpmaddwd and vpaddd of 32"
 #else
 #define TR_BF16 "plain C++: a shift, a multiply and an add"
 #define TR_FP16 "plain C++: conversion by integer operations, a multiply and an add"
 #define TR_FP32 "plain C++: a multiply and an add"
 #define TR_SMALL "plain C++: bytes widened to int32, a multiply and an add"
+#define TR_MEDIUM "plain C++: bytes widened to int32, a multiply and an add"
 #define TR_SIGNED "plain C++: bytes widened to int32, a multiply and an add"
 #endif
 
@@ -124,6 +138,7 @@ constexpr Peak PEAKS[] = {
     {"bf16", TR_BF16, 2 * FLOAT_ROWS * LANES, bf16_rounds},
     {"fp16", TR_FP16, 2 * FLOAT_ROWS * LANES, fp16_rounds},
     {"int8_by_int4", TR_SMALL, CHAINS * 32 * LANES, small_rounds},
+    {"int8_by_int6", TR_MEDIUM, SIGNED_CHAINS * 32 * LANES, medium_rounds},
     {"int8_by_int8", TR_SIGNED, SIGNED_CHAINS * 32 * LANES, signed_rounds},
 };
 constexpr int PEAK_COUNT = sizeof(PEAKS) / sizeof(PEAKS[0]);
@@ -132,6 +147,7 @@ constexpr int PEAK_COUNT = sizeof(PEAKS) / sizeof(PEAKS[0]);
 #undef TR_FP16
 #undef TR_FP32
 #undef TR_SMALL
+#undef TR_MEDIUM
 #undef TR_SIGNED
 #undef TR_HOW
 

@@ -2,6 +2,9 @@
 // exact, and the blocks of a row are added in ascending order whatever number of rows is computed beside it.
 #pragma once
 
+#include <type_traits>
+#include <utility>
+
 namespace TR_NS {
 
 using namespace tailrace;
@@ -12,11 +15,15 @@ constexpr int INT_ROWS = 8, FLOAT_ROWS = 6;
 constexpr int INT_ROWS = 4, FLOAT_ROWS = 3;
 #endif
 
-constexpr int PREFETCH = 1024; // bytes ahead of the block that is multiplied, where weights are read once
+constexpr int UNPACK_ROWS = 3 * INT_ROWS; // up to so many, unpacking a tile again and again is cheaper than keeping it unpacked
+constexpr int PREFETCH = 4096; // bytes ahead of the block that is multiplied, where weights are read once
 
-template <bool WIDE> inline F load_scales(const uint8_t *p) {
-    if constexpr (WIDE) return f_load(reinterpret_cast<const float *>(p));
-    else return f_load_f16(reinterpret_cast<const uint16_t *>(p));
+// Of lambdas in a kernel: inlined before anything else is done, or the arrays that they refer to stay in memory.
+#define TR_INLINED __attribute__((always_inline))
+
+// Calls f<0>() to f<N - 1>().
+template <int N, class Call> TR_INLINE void each(Call &&call) {
+    [&]<int... I>(std::integer_sequence<int, I...>) TR_INLINED { (call.template operator()<I>(), ...); }(std::make_integer_sequence<int, N>{});
 }
 
 inline void write_out(const Output &out, int64_t row, F acc) {
@@ -30,57 +37,104 @@ void place(const float *from, int64_t rows, const Output &out) {
     for (int64_t r = 0; r < rows; r++) write_out(out, r, f_load(from + r * LANES));
 }
 
-template <bool WIDE, Min MIN, int R>
-inline void add_block(F (&acc)[R], const I (&sums)[R], const uint8_t *scales, const float *const (&d)[R], const float *const (&ds)[R],
-                      int64_t db, int64_t dsb) {
-    constexpr int BYTES = LANES * (WIDE ? 4 : 2);
-    const F s = load_scales<WIDE>(scales);
-    for (int r = 0; r < R; r++) acc[r] = f_fma(i_float(sums[r]), s * f_set1(d[r][db]), acc[r]);
-    if constexpr (MIN != Min::None) {
-        const F m = MIN == Min::Stored ? load_scales<WIDE>(scales + BYTES) : s * f_set1(-8.0f);
-        for (int r = 0; r < R; r++) acc[r] = f_fma(m, f_set1(ds[r][dsb]), acc[r]);
-    }
-}
+// Scales and minima of a span's blocks, one for each of the sixteen outputs. A minimum is added to what a scale has
+// multiplied, so it is zero where there is none.
+template <Quants Q> struct Scales {
+    const uint8_t *header;
+    F factor = f_zero(), min_factor = f_zero(); // as stored, in float32
 
-// R rows of four-bit weights, written from row `to` of the output on. UNPACKED: `groups` holds the tile's groups, a byte each; else they are taken from nibbles.
-template <bool WIDE, Min MIN, int R, bool UNPACKED>
-__attribute__((noinline)) void rows_i4(const Packed &w, int64_t tile, const uint8_t *groups, const Quantised &x, int64_t row, const Output &out, int64_t to) {
-    const int64_t blocks = w.k / 32;
-    const size_t step = w.block_bytes();
-    const uint8_t *p = w.data + size_t(tile) * w.tile_bytes();
-    const int8_t *q[R];
-    const float *d[R], *ds[R];
-    F acc[R];
-    for (int r = 0; r < R; r++) {
-        const int64_t at = x.at(row + r, 0);
-        q[r] = x.q + at * QBLOCK;
-        d[r] = x.d + at;
-        ds[r] = x.ds + at;
-        acc[r] = f_zero();
+    inline explicit Scales(const uint8_t *span) : header(span) {
+        factor = f_load_f16(reinterpret_cast<const uint16_t *>(header));
+        if constexpr (Q.min == Min::Stored) min_factor = f_load_f16(reinterpret_cast<const uint16_t *>(header + 2 * LANES));
     }
-    for (int64_t b = 0; b < blocks; b++, p += step) {
-        DotSmall dot[R];
-        if constexpr (!UNPACKED)
-            for (int line = 0; line < 5; line++) __builtin_prefetch(p + PREFETCH + 64 * line, 0, 3);
-        // low nibbles first, then high ones: fewer vectors alive at a time than a byte's two halves together
-        for (int g = 0; g < 8; g++) {
-            W w;
-            if constexpr (UNPACKED) w = w_load(groups + size_t(b) * 512 + 64 * g);
-            else w = g < 4 ? w_low(w_load(p + 64 * g)) : w_high(w_load(p + 64 * (g - 4)));
-            for (int r = 0; r < R; r++) dot[r].add(w, a_load(q[r] + b * x.group * QBLOCK + 4 * g));
+    inline void at(int block, F &scale, F &min) const {
+        min = f_zero();
+        if constexpr (Q.super) {
+            const uint8_t *p = header + Q.factors() + block * Q.scales();
+            const I s = i_load_i8(reinterpret_cast<const int8_t *>(p));
+            if constexpr (Q.bits == 2) {
+                scale = factor * i_float(s & i_set1(15)), min = min_factor * i_float(i_shr<4>(s) & i_set1(15));
+            } else {
+                scale = factor * i_float(s);
+                if constexpr (Q.min == Min::Stored) min = min_factor * i_float(i_load_i8(reinterpret_cast<const int8_t *>(p + LANES)));
+            }
+        } else {
+            scale = factor, min = min_factor;
+            if constexpr (Q.min == Min::Eight) min = scale * f_set1(-8.0f);
         }
-        I sums[R];
-        for (int r = 0; r < R; r++) sums[r] = dot[r].finish(0);
-        add_block<WIDE, MIN, R>(acc, sums, p + 256, d, ds, b * x.group, b * x.group);
     }
-    for (int r = 0; r < R; r++) write_out(out, to + r, acc[r]);
+};
+
+// Group G of a payload of 32 inputs, a quant in each byte.
+template <int BITS, int G> inline W group(const uint8_t *payload) {
+    constexpr int PAIRS = (BITS & 4) * 64, BIT = PAIRS + (BITS & 2) * 64; // where the planes of 2 bits and of 1 bit begin
+    if constexpr (BITS == 8) {
+        return w_load(payload + 64 * G);
+    } else if constexpr (BITS & 1) { // the highest bit is in the plane that comes last
+        return group<BITS - 1, G>(payload) | w_bits<G, BITS - 1, 1>(w_load(payload + BIT));
+    } else if constexpr (BITS == 6) {
+        return group<4, G>(payload) | w_bits<G % 4 * 2, 4, 2>(w_load(payload + PAIRS + 64 * (G / 4)));
+    } else if constexpr (BITS == 4) {
+        return w_bits<G / 4 * 4, 0, 4>(w_load(payload + 64 * (G % 4)));
+    } else {
+        return w_bits<G % 4 * 2, 0, 2>(w_load(payload + 64 * (G / 4)));
+    }
 }
 
-template <bool WIDE, Min MIN, int BLOCK, int R>
-__attribute__((noinline)) void rows_i8(const Packed &w, int64_t tile, const Quantised &x, int64_t row, const Output &out, int64_t to) {
-    const int64_t blocks = w.k / BLOCK;
-    const size_t step = w.block_bytes();
-    const uint8_t *p = w.data + size_t(tile) * w.tile_bytes();
+// The quants of a tile, a byte each: [k / 4 groups of inputs][16 outputs][4 inputs]. `finish` turns a group as `Quants` says it
+// (unsigned and with the zero point still in it, or, where it has 8 bits, signed) into what is written.
+template <Quants Q, class Finish> TR_INLINE void unpack(const Packed &w, int64_t tile, uint8_t *__restrict bytes, Finish finish) {
+    const uint8_t *span = w.data + size_t(tile) * w.tile_bytes(), *end = span + w.tile_bytes();
+    for (; span < end; span += Q.span_bytes())
+        for (const uint8_t *p = span + Q.header(); p < span + Q.span_bytes(); p += Q.payload(), bytes += 512)
+            each<8>([&]<int G>() TR_INLINED { w_store(bytes + 64 * G, finish(group<Q.bits, G>(p))); });
+}
+
+template <int BITS> using DotOf = std::conditional_t<BITS == 8, DotSigned, std::conditional_t<(BITS <= 4), DotSmall, DotMedium>>;
+
+// Sums of the products of 16 or 32 inputs with R rows, exact: `p` is their payload or, UNPACKED, their groups in bytes; `at` their
+// place in the activations q. FIRST: the first group of the eight.
+template <Quants Q, int FIRST, bool UNPACKED, int R>
+TR_INLINE void dot_block(const uint8_t *p, const int8_t *const (&q)[R], const int32_t *const (&s16)[R], int64_t at, I (&sums)[R]) {
+    constexpr int GROUPS = Q.block / 4;
+    const auto weights = [&]<int G>() TR_INLINED {
+        if constexpr (UNPACKED) return w_load(p + 64 * G);
+        else return group<Q.bits, G>(p);
+    };
+    const auto activations = [&](int r, int g) TR_INLINED { return a_load(q[r] + at * QBLOCK + 4 * g); };
+    const auto total = [&](int r) TR_INLINED { return GROUPS == 8 ? s16[r][2 * at] + s16[r][2 * at + 1] : s16[r][2 * at + FIRST / 4]; };
+    DotOf<Q.bits> dot[R];
+    if constexpr (Q.bits == 8) {
+        each<GROUPS>([&]<int G>() TR_INLINED {
+            const WS w = ws_prepare(weights.template operator()<FIRST + G>());
+            for (int r = 0; r < R; r++) dot[r].add(w, activations(r, FIRST + G));
+        });
+    } else if constexpr (Q.bits <= 4) {
+        // low nibbles first, then high ones: fewer vectors alive at a time than a byte's two halves together
+        each<GROUPS>([&]<int G>() TR_INLINED {
+            const W w = weights.template operator()<FIRST + G>();
+            for (int r = 0; r < R; r++) dot[r].add(w, activations(r, FIRST + G));
+        });
+    } else {
+        each<GROUPS / 2>([&]<int PAIR>() TR_INLINED {
+            constexpr int G = FIRST + 2 * PAIR;
+            const W w0 = weights.template operator()<G>(), w1 = weights.template operator()<G + 1>();
+            for (int r = 0; r < R; r++) dot[r].add(w0, activations(r, G), w1, activations(r, G + 1));
+        });
+    }
+    for (int r = 0; r < R; r++) sums[r] = dot[r].finish(total(r));
+    if constexpr (Q.zero)
+        for (int r = 0; r < R; r++) sums[r] = sums[r] - i_set1(Q.zero * total(r));
+}
+
+template <int LINES> inline void prefetch(const uint8_t *p) {
+    for (int line = 0; line < LINES; line++) __builtin_prefetch(p + PREFETCH + 64 * line, 0, 3);
+}
+
+// R rows, written from row `to` of the output on. UNPACKED: `bytes` holds the tile's quants as `unpack` leaves them.
+template <Quants Q, int R, bool UNPACKED>
+__attribute__((noinline)) void rows_int(const Packed &w, int64_t tile, const uint8_t *bytes, const Quantised &x, int64_t row, const Output &out, int64_t to) {
+    const uint8_t *span = w.data + size_t(tile) * w.tile_bytes();
     const int8_t *q[R];
     const float *d[R], *ds[R];
     const int32_t *s16[R];
@@ -89,25 +143,28 @@ __attribute__((noinline)) void rows_i8(const Packed &w, int64_t tile, const Quan
         const int64_t at = x.at(row + r, 0);
         q[r] = x.q + at * QBLOCK;
         d[r] = x.d + at;
-        ds[r] = BLOCK == 32 ? x.ds + at : x.ds16 + 2 * at;
+        ds[r] = Q.block == QBLOCK ? x.ds + at : x.ds16 + 2 * at;
         s16[r] = x.s16 + 2 * at;
         acc[r] = f_zero();
     }
-    for (int64_t b = 0; b < blocks; b++, p += step) {
-        if constexpr (R == 1)
-            for (int line = 0; line < BLOCK / 4 + 1; line++) __builtin_prefetch(p + PREFETCH + 64 * line, 0, 3);
-        const int64_t at = b * BLOCK / QBLOCK * x.group, half = b * BLOCK % QBLOCK / 16;
-        DotSigned dot[R];
-        for (int g = 0; g < BLOCK / 4; g++) {
-            const WS ws = ws_prepare(w_load(p + 64 * g));
-            for (int r = 0; r < R; r++) dot[r].add(ws, a_load(q[r] + at * QBLOCK + half * 16 + 4 * g));
+    for (int64_t first = 0; first < w.k; first += Q.span(), span += Q.span_bytes()) {
+        const Scales<Q> scales(span);
+        if constexpr (!UNPACKED) prefetch<(Q.header() + 63) / 64>(span);
+        for (int i = 0; i < Q.span() / 32; i++) {
+            const int64_t b = first / 32 + i, at = b * x.group;
+            const uint8_t *p = UNPACKED ? bytes + b * 512 : span + Q.header() + i * Q.payload();
+            if constexpr (!UNPACKED) prefetch<Q.payload() / 64>(p);
+            each<32 / Q.block>([&]<int HALF>() TR_INLINED {
+                constexpr int BLOCKS = 32 / Q.block;
+                F scale, min;
+                I sums[R];
+                scales.at(i * BLOCKS + HALF, scale, min);
+                dot_block<Q, HALF * 4, UNPACKED, R>(p, q, s16, at, sums);
+                for (int r = 0; r < R; r++) acc[r] = f_fma(i_float(sums[r]), scale * f_set1(d[r][at]), acc[r]);
+                if constexpr (Q.min != Min::None)
+                    for (int r = 0; r < R; r++) acc[r] = f_fma(min, f_set1(ds[r][at * BLOCKS + HALF]), acc[r]);
+            });
         }
-        I sums[R];
-        for (int r = 0; r < R; r++) {
-            const int32_t sum = BLOCK == 32 ? s16[r][2 * at] + s16[r][2 * at + 1] : s16[r][2 * at + half];
-            sums[r] = dot[r].finish(sum);
-        }
-        add_block<WIDE, MIN, R>(acc, sums, p + w.payload(), d, ds, at, BLOCK == 32 ? at : 2 * at + half);
     }
     for (int r = 0; r < R; r++) write_out(out, to + r, acc[r]);
 }
@@ -126,54 +183,30 @@ template <int MAX, class Call> inline void with_rows(int64_t rows, Call &&call) 
 #endif
 namespace TR_NS {
 
-template <bool WIDE, Min MIN>
-void tile_i4(const Packed &w, int64_t tile, const Quantised &x, int64_t row0, int64_t rows, const Output &out, uint8_t *scratch) {
-    if (rows <= INT_ROWS) { // unpacking on the way is cheaper than keeping the nibbles unpacked
-        with_rows<INT_ROWS>(rows, [&]<int R>() { rows_i4<WIDE, MIN, R, false>(w, tile, nullptr, x, row0, out, 0); });
-        return;
-    }
-    const uint8_t *p = w.data + size_t(tile) * w.tile_bytes();
-    for (int64_t b = 0; b < w.k / 32; b++, p += w.block_bytes())
-        for (int g = 0; g < 4; g++) {
-            const W both = w_load(p + 64 * g);
-            w_store(scratch + size_t(b) * 512 + 64 * g, w_low(both));
-            w_store(scratch + size_t(b) * 512 + 256 + 64 * g, w_high(both));
-        }
+template <Quants Q> void tile_int(const Packed &w, int64_t tile, const Quantised &x, int64_t row0, int64_t rows, const Output &out, uint8_t *scratch) {
     int64_t r = 0;
 #if defined(TR_AMX)
     r = rows_for_amx(x, row0, rows);
-    if (r > 0) tile_amx<WIDE, MIN, QBLOCK, false>(w, tile, scratch, 512, x, row0, r, out);
+    if (r > 0) tile_amx<Q>(w, tile, x, row0, r, out, scratch);
 #endif
+    if constexpr (Q.bits != 8)
+        if (rows - r > UNPACK_ROWS) {
+            unpack<Q>(w, tile, scratch, [](W quants) { return quants; });
+            for (; r < rows; r += INT_ROWS)
+                with_rows<INT_ROWS>(rows - r, [&]<int R>() { rows_int<Q, R, true>(w, tile, scratch, x, row0 + r, out, r); });
+        }
     for (; r < rows; r += INT_ROWS)
-        with_rows<INT_ROWS>(rows - r, [&]<int R>() { rows_i4<WIDE, MIN, R, true>(w, tile, scratch, x, row0 + r, out, r); });
+        with_rows<INT_ROWS>(rows - r, [&]<int R>() { rows_int<Q, R, false>(w, tile, nullptr, x, row0 + r, out, r); });
 }
 
-template <bool WIDE, Min MIN, int BLOCK>
-void tile_i8(const Packed &w, int64_t tile, const Quantised &x, int64_t row0, int64_t rows, const Output &out) {
-    int64_t r = 0;
-#if defined(TR_AMX)
-    r = rows_for_amx(x, row0, rows);
-    if (r > 0) tile_amx<WIDE, MIN, BLOCK, true>(w, tile, w.data + size_t(tile) * w.tile_bytes(), w.block_bytes(), x, row0, r, out);
-#endif
-    for (; r < rows; r += INT_ROWS)
-        with_rows<INT_ROWS>(rows - r, [&]<int R>() { rows_i8<WIDE, MIN, BLOCK, R>(w, tile, x, row0 + r, out, r); });
+// Calls f<Q>() for the quants of a matrix.
+template <class Call> inline void with_quants(const Quants &quants, Call &&call) {
+    const auto try_all = [&]<Quants... Q>() { ((quants.is(Q) && (call.template operator()<Q>(), true)) || ...); };
+    try_all.template operator()<Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K>();
 }
 
 void gemm_int(const Packed &w, int64_t tile, const Quantised &x, int64_t row0, int64_t rows, const Output &out, uint8_t *scratch) {
-    if (w.kind == Kind::I4) {
-        if (w.wide) tile_i4<true, Min::Stored>(w, tile, x, row0, rows, out, scratch);
-        else if (w.min == Min::Stored) tile_i4<false, Min::Stored>(w, tile, x, row0, rows, out, scratch);
-        else tile_i4<false, Min::Eight>(w, tile, x, row0, rows, out, scratch);
-    } else if (w.block == 16) {
-        if (w.min == Min::Stored) tile_i8<true, Min::Stored, 16>(w, tile, x, row0, rows, out);
-        else tile_i8<true, Min::None, 16>(w, tile, x, row0, rows, out);
-    } else if (w.wide) {
-        tile_i8<true, Min::Stored, 32>(w, tile, x, row0, rows, out);
-    } else if (w.min == Min::Stored) {
-        tile_i8<false, Min::Stored, 32>(w, tile, x, row0, rows, out);
-    } else {
-        tile_i8<false, Min::None, 32>(w, tile, x, row0, rows, out);
-    }
+    with_quants(w.quants, [&]<Quants Q>() { tile_int<Q>(w, tile, x, row0, rows, out, scratch); });
 }
 
 template <Kind KIND> inline F load_weights(const uint8_t *tile, int64_t k) {
@@ -210,41 +243,48 @@ void gemm_float(const Packed &w, int64_t tile, const float *x, int64_t ldx, int6
     else tile_float<Kind::F16>(w, tile, x, ldx, row0, rows, out);
 }
 
-inline float scalar_scale(const uint8_t *p, bool wide, int lane) {
-    float v[LANES];
-    f_store(v, wide ? load_scales<true>(p) : load_scales<false>(p));
-    return v[lane];
+inline float lane_of(F v, int lane) {
+    float values[LANES];
+    f_store(values, v);
+    return values[lane];
 }
 
-// One row of a packed table, as the file's format dequantises it: scale * q, then + minimum.
+// One output of a tile, as the file's format dequantises it: scale * q, then + minimum.
+template <Quants Q> void embed_int(const uint8_t *span, int lane, float *out, int64_t width) {
+    for (int64_t first = 0; first < width; first += Q.span(), span += Q.span_bytes()) {
+        const Scales<Q> scales(span);
+        for (int i = 0; i < Q.span(); i += 32) {
+            uint8_t bytes[512];
+            each<8>([&]<int G>() TR_INLINED { w_store(bytes + 64 * G, group<Q.bits, G>(span + Q.header() + i / 32 * Q.payload())); });
+            for (int j = 0; j < 32; j += Q.block) {
+                F scale, min;
+                scales.at((i + j) / Q.block, scale, min);
+                const float s = lane_of(scale, lane), m = Q.min == Min::Stored ? lane_of(min, lane) : 0.0f;
+                for (int l = j; l < j + Q.block; l++) {
+                    const uint8_t byte = bytes[l / 4 * 64 + lane * 4 + l % 4];
+                    const int q = Q.bits == 8 ? int(int8_t(byte)) : int(byte) - (Q.min == Min::Eight ? 8 : Q.zero);
+                    out[first + i + l] = s * float(q) + m;
+                }
+            }
+        }
+    }
+}
+
+// One row of a packed table.
 void embed(const Packed &w, int64_t token, float *out, int64_t width) {
     const uint8_t *p = w.data + size_t(token / LANES) * w.tile_bytes();
     const int lane = int(token % LANES);
-    if (!w.integer()) {
-        for (int64_t k = 0; k < width; k++) {
-            float v[LANES];
-            if (w.kind == Kind::F32) f_store(v, load_weights<Kind::F32>(p, k));
-            else if (w.kind == Kind::BF16) f_store(v, load_weights<Kind::BF16>(p, k));
-            else f_store(v, load_weights<Kind::F16>(p, k));
-            out[k] = v[lane];
-        }
+    if (w.integer()) {
+        with_quants(w.quants, [&]<Quants Q>() { embed_int<Q>(p, lane, out, width); });
         return;
     }
-    for (int64_t b = 0; b < width / w.block; b++, p += w.block_bytes()) {
-        const uint8_t *scales = p + w.payload();
-        const float s = scalar_scale(scales, w.wide, lane);
-        const float m = w.min == Min::Stored ? scalar_scale(scales + LANES * (w.wide ? 4 : 2), w.wide, lane) : 0.0f;
-        for (int i = 0; i < w.block; i++) {
-            int q;
-            if (w.kind == Kind::I4) {
-                const uint8_t byte = p[((i / 4) % 4) * 64 + lane * 4 + i % 4];
-                q = (i < 16 ? byte & 15 : byte >> 4) - (w.min == Min::Eight ? 8 : 0);
-            } else {
-                q = static_cast<int8_t>(p[(i / 4) * 64 + lane * 4 + i % 4]);
-            }
-            out[b * w.block + i] = s * float(q) + m;
-        }
+    for (int64_t k = 0; k < width; k++) {
+        if (w.kind == Kind::F32) out[k] = lane_of(load_weights<Kind::F32>(p, k), lane);
+        else if (w.kind == Kind::BF16) out[k] = lane_of(load_weights<Kind::BF16>(p, k), lane);
+        else out[k] = lane_of(load_weights<Kind::F16>(p, k), lane);
     }
 }
+
+#undef TR_INLINED
 
 } // namespace TR_NS

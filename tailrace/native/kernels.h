@@ -19,25 +19,57 @@ constexpr int QBLOCK = 32;     // activations that share one int8 scale
 // Head size in whole lanes.
 TR_INLINE int padded_dim(int head_dim) { return (head_dim + LANES - 1) / LANES * LANES; }
 
-enum class Kind : int { I4 = 0, I8 = 1, F32 = 2, BF16 = 3, F16 = 4 };
-enum class Min : int { None = 0, Stored = 1, Eight = 2 }; // Eight: the zero point of Q4_0, -8 scales
+enum class Kind : int { Int, F32, BF16, F16 };
+enum class Min : int { None, Stored, Eight }; // Eight: the zero point of Q4_0, -8 scales
 
-// A weight matrix [n, k] in tiles of sixteen outputs. Integer kinds: a tile is a row of blocks, each its payload
-// (groups of four inputs x sixteen outputs; I4 keeps group g in the low and group g + 4 in the high nibbles), sixteen
-// scales and, with Min::Stored, sixteen minima. Float kinds: [k][16]. `n` and `k` are the padded sizes.
+// How quants lie in a tile of sixteen outputs. A tile is a row of spans, each a header of scales and the payload of its
+// inputs, 32 at a time:
+//
+// - Half: a span is 32 inputs. Its header is sixteen float16 scales and, where minima are stored, sixteen minima.
+// - Super: a span is a super-block of 256. Its header is sixteen float16 factors of the scales and, where minima are
+//   stored, sixteen of the minima, negated; then for each block sixteen int8 scales and sixteen int8 minima, which those
+//   factors multiply. Of two-bit quants a scale and its minimum are the low and high half of one byte.
+//
+// Payload: 32 inputs are eight groups of four inputs x sixteen outputs, 64 bytes each with one quant in a byte. Quants of
+// fewer bits are kept in planes of 4, 2 and 1 bits, as the number of bits is written in binary, the lowest bits in the
+// widest plane. Group g is in nibble g / 4 of vector g % 4 of the first, in pair g % 4 of vector g / 4 of the second, in
+// bit g of the third. So it is unpacked by a shift and a mask for each plane.
+struct Quants {
+    int bits;   // 2 to 6: unsigned, of which `zero` is subtracted; 8: signed
+    int zero;
+    int block;  // inputs that share a scale: 32 or 16
+    Min min;
+    bool super;
+
+    TR_INLINE constexpr bool is(const Quants &o) const {
+        return bits == o.bits && zero == o.zero && block == o.block && min == o.min && super == o.super;
+    }
+    TR_INLINE constexpr int span() const { return super ? 256 : 32; }
+    TR_INLINE constexpr int factors() const { return (min == Min::Stored ? 2 : 1) * LANES * 2; } // bytes of float16
+    TR_INLINE constexpr int scales() const { return (min == Min::Stored && bits != 2 ? 2 : 1) * LANES; } // bytes of a block of a super-block
+    TR_INLINE constexpr int header() const { return factors() + (super ? span() / block * scales() : 0); }
+    TR_INLINE constexpr int payload() const { return bits * 64; } // bytes of 32 inputs
+    TR_INLINE constexpr int span_bytes() const { return header() + span() / 32 * payload(); }
+};
+
+// By the names of the file formats that are packed so.
+constexpr Quants Q4_0{4, 0, 32, Min::Eight, false}, Q4_1{4, 0, 32, Min::Stored, false}, Q5_0{5, 16, 32, Min::None, false},
+    Q5_1{5, 0, 32, Min::Stored, false}, Q8_0{8, 0, 32, Min::None, false}, Q2_K{2, 0, 16, Min::Stored, true},
+    Q3_K{3, 4, 16, Min::None, true}, Q4_K{4, 0, 32, Min::Stored, true}, Q5_K{5, 0, 32, Min::Stored, true},
+    Q6_K{6, 32, 16, Min::None, true};
+
+// A weight matrix [n, k] in tiles of sixteen outputs: of quants, or [k][16] floats. `n` and `k` are the padded sizes.
 struct Packed {
     Kind kind = Kind::F32;
-    Min min = Min::None;
-    int block = 1;          // inputs that share a scale: 32 or 16
-    bool wide = false;      // scales and minima are float32 rather than float16
+    Quants quants{};        // of Kind::Int
     int64_t n = 0, k = 0;
     const uint8_t *data = nullptr;
 
-    TR_INLINE bool integer() const { return kind == Kind::I4 || kind == Kind::I8; }
-    TR_INLINE size_t payload() const { return kind == Kind::I4 ? size_t(block) * 8 : size_t(block) * 16; }
-    TR_INLINE size_t block_bytes() const { return payload() + (min == Min::Stored ? 2 : 1) * LANES * (wide ? 4 : 2); }
+    TR_INLINE bool integer() const { return kind == Kind::Int; }
+    // The kind of multiply-add that it is made for, by the name of its `Peak`.
+    const char *arithmetic() const;
     TR_INLINE size_t tile_bytes() const {
-        if (integer()) return size_t(k / block) * block_bytes();
+        if (integer()) return size_t(k / quants.span()) * size_t(quants.span_bytes());
         return size_t(k) * LANES * (kind == Kind::F32 ? 4 : 2);
     }
     TR_INLINE size_t bytes() const { return size_t(n / LANES) * tile_bytes(); }
@@ -121,7 +153,7 @@ constexpr size_t PEAK_DATA = 4096;
 
 struct Kernels {
     const char *name;
-    // scratch: 16 * w.k bytes (one tile of four-bit weights, a byte each)
+    // scratch: 16 * w.k bytes (the quants of one tile, a byte each)
     void (*gemm_int)(const Packed &w, int64_t tile, const Quantised &x, int64_t row0, int64_t rows, const Output &out, uint8_t *scratch);
     void (*gemm_float)(const Packed &w, int64_t tile, const float *x, int64_t ldx, int64_t row0, int64_t rows, const Output &out);
     void (*embed)(const Packed &table, int64_t token, float *out, int64_t width);

@@ -34,12 +34,12 @@ void want(bool ok, const char *what) {
     if (!ok) throw std::invalid_argument(what);
 }
 
-// (kind, minimum, block, wide, padded n, padded k, bytes)
-using Shape = std::tuple<int, int, int, bool, int64_t, int64_t, int64_t>;
+// (kind of multiply-add, padded n, padded k, bytes)
+using Shape = std::tuple<std::string, int64_t, int64_t, int64_t>;
 
 Shape shape_of(const std::string &format, int64_t n, int64_t k) {
     const Packed p = packed_shape(format, n, k);
-    return {int(p.kind), int(p.min), p.block, p.wide, p.n, p.k, int64_t(p.bytes())};
+    return {p.arithmetic(), p.n, p.k, int64_t(p.bytes())};
 }
 
 void pack(const std::string &format, In2<uint8_t> rows, int64_t k, int64_t from, int64_t to, Out<uint8_t> out) {

@@ -8,7 +8,7 @@
 
 namespace tailrace {
 
-// Kind, block, minimum and scale width that a file format (GGUF's name, or F32, F16, BF16) packs into, for a matrix of
+// Kind and quants that a file format (GGUF's name, or F32, F16, BF16) packs into, for a matrix of
 // [n, k] values. `data` stays null. Throws std::invalid_argument for a format that has no kernel.
 Packed packed_shape(const std::string &format, int64_t n, int64_t k);
 

@@ -20,6 +20,7 @@
 #undef _mm512_cvtepi32_ps
 #undef _mm512_cvtepi32_epi8
 #undef _mm512_cvtph_ps
+#undef _mm512_cvtepi8_epi32
 inline simde__m128i emulated_cvtepi32_epi8(simde__m512i a) {
     int32_t wide[16];
     int8_t narrow[16];
@@ -30,6 +31,8 @@ inline simde__m128i emulated_cvtepi32_epi8(simde__m512i a) {
     return r;
 }
 #define _mm512_cvtepi32_epi8 emulated_cvtepi32_epi8
+#define _mm512_cvtepi8_epi32(a) \
+    _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_cvtepi8_epi32(a)), _mm256_cvtepi8_epi32(_mm_srli_si128(a, 8)), 1)
 #define _mm512_cvtepi32_ps(a) \
     _mm512_castpd_ps(_mm512_insertf64x4(_mm512_castpd256_pd512(_mm256_castps_pd(_mm256_cvtepi32_ps(_mm512_castsi512_si256(a)))), \
                                         _mm256_castps_pd(_mm256_cvtepi32_ps(_mm512_extracti64x4_epi64(a, 1))), 1))
@@ -86,6 +89,7 @@ inline F f_bits(I a) { return {_mm512_castsi512_ps(a.v)}; }
 inline I i_bits(F a) { return {_mm512_castps_si512(a.v)}; }
 // Lane-wise a < b ? x : y.
 inline F f_select_lt(F a, F b, F x, F y) { return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)}; }
+inline I i_load_i8(const int8_t *p) { return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)))}; }
 inline void i_store_i8(int8_t *p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm512_cvtepi32_epi8(a.v)); }
 inline F f_load_f16(const uint16_t *p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)))}; }
 inline F f_load_bf16(const uint16_t *p) {
@@ -132,14 +136,24 @@ struct W {
 };
 inline W w_load(const uint8_t *p) { return {_mm512_loadu_si512(p)}; }
 inline void w_store(uint8_t *p, W w) { _mm512_storeu_si512(p, w.v); }
-inline W w_low(W w) { return {_mm512_and_si512(w.v, _mm512_set1_epi8(0x0f))}; }
-inline W w_high(W w) { return {_mm512_and_si512(_mm512_srli_epi16(w.v, 4), _mm512_set1_epi8(0x0f))}; }
+inline W operator|(W x, W y) { return {_mm512_or_si512(x.v, y.v)}; }
+// Bits FROM to FROM + COUNT of every byte, moved to bit TO; the others are zero.
+template <int FROM, int TO, int COUNT> inline W w_bits(W w) {
+    const __m512i mask = _mm512_set1_epi8(static_cast<char>(((1 << COUNT) - 1) << TO));
+    if constexpr (FROM > TO) return {_mm512_and_si512(_mm512_srli_epi16(w.v, FROM - TO), mask)};
+    else if constexpr (FROM < TO) return {_mm512_and_si512(_mm512_slli_epi16(w.v, TO - FROM), mask)};
+    else return {_mm512_and_si512(w.v, mask)};
+}
 
 // Unsigned weights of at most 15: up to eight groups may be added before `finish`.
 struct DotSmall {
     __m512i acc = _mm512_setzero_si512();
     inline void add(W w, A a) { acc = _mm512_dpbusd_epi32(acc, w.v, a.v); }
     inline I finish(int32_t) const { return {acc}; }
+};
+// Unsigned weights of at most 63, two groups at a time.
+struct DotMedium : DotSmall {
+    inline void add(W w0, A a0, W w1, A a1) { DotSmall::add(w0, a0), DotSmall::add(w1, a1); }
 };
 // Signed 8-bit weights; `prepare` once a group, for any number of rows. `finish` takes the sum of the activations.
 struct WS {
@@ -210,6 +224,10 @@ inline F f_select_lt(F a, F b, F x, F y) {
     return {_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
             _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
 }
+inline I i_load_i8(const int8_t *p) {
+    return {_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))),
+            _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p + 8)))};
+}
 // Values must lie within int8.
 inline void i_store_i8(int8_t *p, I a) {
     const __m256i w = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0xd8);
@@ -266,13 +284,12 @@ inline void w_store(uint8_t *p, W w) {
     _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), w.lo);
     _mm256_storeu_si256(reinterpret_cast<__m256i *>(p + 32), w.hi);
 }
-inline W w_low(W w) {
-    const __m256i m = _mm256_set1_epi8(0x0f);
-    return {_mm256_and_si256(w.lo, m), _mm256_and_si256(w.hi, m)};
-}
-inline W w_high(W w) {
-    const __m256i m = _mm256_set1_epi8(0x0f);
-    return {_mm256_and_si256(_mm256_srli_epi16(w.lo, 4), m), _mm256_and_si256(_mm256_srli_epi16(w.hi, 4), m)};
+inline W operator|(W x, W y) { return {_mm256_or_si256(x.lo, y.lo), _mm256_or_si256(x.hi, y.hi)}; }
+template <int FROM, int TO, int COUNT> inline W w_bits(W w) {
+    const __m256i mask = _mm256_set1_epi8(static_cast<char>(((1 << COUNT) - 1) << TO));
+    if constexpr (FROM > TO) w = {_mm256_srli_epi16(w.lo, FROM - TO), _mm256_srli_epi16(w.hi, FROM - TO)};
+    else if constexpr (FROM < TO) w = {_mm256_slli_epi16(w.lo, TO - FROM), _mm256_slli_epi16(w.hi, TO - FROM)};
+    return {_mm256_and_si256(w.lo, mask), _mm256_and_si256(w.hi, mask)};
 }
 
 // A pair of products is at most 2 * 15 * 127 = 3,810, so eight of them fit sixteen bits.
@@ -288,6 +305,17 @@ struct DotSmall {
         const __m256i one = _mm256_set1_epi16(1);
         return {_mm256_madd_epi16(lo, one), _mm256_madd_epi16(hi, one)};
     }
+};
+// A pair of products is at most 2 * 63 * 127 = 16,002, so two of them fit sixteen bits.
+struct DotMedium {
+    __m256i lo = _mm256_setzero_si256(), hi = _mm256_setzero_si256();
+    inline void add(W w0, A a0, W w1, A a1) {
+        const __m256i one = _mm256_set1_epi16(1);
+        lo = _mm256_add_epi32(lo, _mm256_madd_epi16(_mm256_add_epi16(_mm256_maddubs_epi16(w0.lo, a0.v), _mm256_maddubs_epi16(w1.lo, a1.v)), one));
+        hi = _mm256_add_epi32(hi, _mm256_madd_epi16(_mm256_add_epi16(_mm256_maddubs_epi16(w0.hi, a0.v), _mm256_maddubs_epi16(w1.hi, a1.v)), one));
+        asm("" : "+x"(lo), "+x"(hi));
+    }
+    inline I finish(int32_t) const { return {lo, hi}; }
 };
 // |w| * (a with w's sign): |w| <= 128 is unsigned and |a| <= 127, so a pair is at most 32,512 and cannot saturate.
 struct WS {
@@ -404,6 +432,11 @@ inline F f_select_lt(F a, F b, F x, F y) {
     TR_LANES r.v[i] = a.v[i] < b.v[i] ? x.v[i] : y.v[i];
     return r;
 }
+inline I i_load_i8(const int8_t *p) {
+    I r;
+    TR_LANES r.v[i] = p[i];
+    return r;
+}
 inline void i_store_i8(int8_t *p, I a) { TR_LANES p[i] = static_cast<int8_t>(a.v[i]); }
 inline float half_to_float(uint16_t h) {
     const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
@@ -468,18 +501,21 @@ inline W w_load(const uint8_t *p) {
     return r;
 }
 inline void w_store(uint8_t *p, W w) { std::memcpy(p, w.v, 64); }
-inline W w_low(W w) {
-    for (auto &x : w.v) x &= 0x0f;
-    return w;
+inline W operator|(W x, const W &y) {
+    for (int i = 0; i < 64; i++) x.v[i] |= y.v[i];
+    return x;
 }
-inline W w_high(W w) {
-    for (auto &x : w.v) x >>= 4;
+template <int FROM, int TO, int COUNT> inline W w_bits(W w) {
+    for (auto &x : w.v) x = static_cast<uint8_t>((x >> FROM & ((1 << COUNT) - 1)) << TO);
     return w;
 }
 struct DotSmall {
     int32_t acc[16] = {};
     inline void add(const W &w, A a) { TR_LANES for (int k = 0; k < 4; k++) acc[i] += w.v[4 * i + k] * a.v[k]; }
     inline I finish(int32_t) const { return i_load(acc); }
+};
+struct DotMedium : DotSmall {
+    inline void add(const W &w0, A a0, const W &w1, A a1) { DotSmall::add(w0, a0), DotSmall::add(w1, a1); }
 };
 using WS = W;
 inline WS ws_prepare(W w) { return w; }

@@ -75,6 +75,11 @@ inline F i_float(I x) { return TR_MAP1(vcvtq_f32_s32, x); }
 inline F f_bits(I x) { return TR_MAP1(vreinterpretq_f32_s32, x); }
 inline I i_bits(F x) { return TR_MAP1(vreinterpretq_s32_f32, x); }
 inline F f_select_lt(F a, F b, F x, F y) { return TR_MAP4(select_lt, a, b, x, y); }
+inline I i_load_i8(const int8_t *p) {
+    const int8x16_t x = vld1q_s8(p);
+    const int16x8_t lo = vmovl_s8(vget_low_s8(x)), hi = vmovl_high_s8(x);
+    return {vmovl_s16(vget_low_s16(lo)), vmovl_high_s16(lo), vmovl_s16(vget_low_s16(hi)), vmovl_high_s16(hi)};
+}
 inline void i_store_i8(int8_t *p, I x) {
     const int16x8_t lo = vcombine_s16(vmovn_s32(x.a), vmovn_s32(x.b)), hi = vcombine_s16(vmovn_s32(x.c), vmovn_s32(x.d));
     vst1q_s8(p, vcombine_s8(vmovn_s16(lo), vmovn_s16(hi)));
@@ -121,10 +126,15 @@ inline void w_store(uint8_t *p, W w) {
     vst1q_u8(p + 32, vreinterpretq_u8_s8(w.c));
     vst1q_u8(p + 48, vreinterpretq_u8_s8(w.d));
 }
-inline int8x16_t low_nibbles(int8x16_t x) { return vandq_s8(x, vdupq_n_s8(0x0f)); }
-inline int8x16_t high_nibbles(int8x16_t x) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(x), 4)); }
-inline W w_low(W w) { return TR_MAP1(low_nibbles, w); }
-inline W w_high(W w) { return TR_MAP1(high_nibbles, w); }
+inline W operator|(W x, W y) { return TR_MAP2(vorrq_s8, x, y); }
+template <int FROM, int TO, int COUNT> inline int8x16_t bits(int8x16_t x) {
+    if constexpr (FROM > TO) x = vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(x), FROM - TO));
+    else if constexpr (FROM < TO) x = vshlq_n_s8(x, TO - FROM);
+    return vandq_s8(x, vdupq_n_s8(static_cast<int8_t>(((1 << COUNT) - 1) << TO)));
+}
+template <int FROM, int TO, int COUNT> inline W w_bits(W w) {
+    return {bits<FROM, TO, COUNT>(w.a), bits<FROM, TO, COUNT>(w.b), bits<FROM, TO, COUNT>(w.c), bits<FROM, TO, COUNT>(w.d)};
+}
 
 #if defined(__ARM_FEATURE_DOTPROD)
 
@@ -157,7 +167,7 @@ inline int32x4_t dot(int32x4_t acc, int8x16_t w, A a) {
 
 #endif
 
-// Four-bit weights are small signed ones as well, so one dot product serves both kinds.
+// Weights of up to six bits are small signed ones as well, so one dot product serves all kinds.
 using WS = W;
 inline WS ws_prepare(W w) { return w; }
 struct Dot {
@@ -168,9 +178,11 @@ struct Dot {
         c = dot(c, w.c, x);
         d = dot(d, w.d, x);
     }
+    inline void add(W w0, A x0, W w1, A x1) { add(w0, x0), add(w1, x1); }
     inline I finish(int32_t) const { return {a, b, c, d}; }
 };
 using DotSmall = Dot;
+using DotMedium = Dot;
 using DotSigned = Dot;
 
 #undef TR_MAP1

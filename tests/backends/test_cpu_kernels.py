@@ -12,6 +12,7 @@ import pytest
 from tailrace.backends import BLOCK, Attention, Format, Ops, T, Weight
 from tailrace.backends.cpu import CpuBackend, available_kernels
 from tailrace.backends.cpu.record import FLOATS
+from tailrace.backends.cpu.store import pack
 from tailrace.backends.reference import ReferenceBackend
 from tests.batches import batch
 
@@ -158,7 +159,7 @@ def test_a_row_has_the_same_bits_alone_and_in_company(form: Format, kernels: str
     model = OneLinear(floats("t", rng.normal(size=(100, k))), random_matrix(rng, form, 80, k))
     together = logits(on_cpu(model, kernels), list(range(100)))
     one = on_cpu(model, kernels, threads=1)
-    for count in range(1, 12):
+    for count in range(1, 28):
         assert np.array_equal(logits(one, list(range(count))), together[:count])
     assert np.array_equal(logits(one, [99]), together[99:])
 
@@ -171,6 +172,13 @@ def test_a_row_of_a_packed_table_has_the_values_of_the_file(form: Format, kernel
     model = TableOnly(random_matrix(rng, form, 40, k), floats("h", np.eye(k)))
     rows = [0, 15, 16, 39]
     assert np.array_equal(logits(on_cpu(model, kernels), rows), logits(ReferenceBackend(model, pages=16), rows))
+
+
+@pytest.mark.parametrize("form", list(Format))
+def test_tiles_take_hardly_more_memory_than_the_file(form: Format) -> None:
+    """Decoding reads them once a token."""
+    weight = random_matrix(np.random.default_rng(4), form, 32, 1024)
+    assert weight.data.nbytes <= pack(weight).nbytes <= 1.04 * weight.data.nbytes
 
 
 SAMPLING: list[dict[str, Any]] = [

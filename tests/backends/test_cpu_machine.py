@@ -215,7 +215,7 @@ def test_what_models_attained_is_kept_with_the_ceilings(tmp_path: Path) -> None:
         lambda body: b"",
         lambda body: body.replace(b'"page_fault_seconds": 1e-6', b'"page_fault_seconds": -1'),
         lambda body: body.replace(b'"threads": 2', b'"threads": "two"'),
-        lambda body: body.replace(b'"format": 2', b'"format": 1'),
+        lambda body: body.replace(b'"format": 3', b'"format": 1'),
     ],
     ids=["torn", "empty", "negative", "type", "format"],
 )
@@ -278,7 +278,8 @@ def test_a_window_bounds_what_attention_sees() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "kind", "row_bytes"), [(Format.Q4_0, "int8_by_int4", 18), (Format.Q8_0, "int8_by_int8", 34)]
+    ("form", "kind", "row_bytes"),
+    [(Format.Q4_0, "int8_by_int4", 18), (Format.Q5_0, "int8_by_int6", 22), (Format.Q8_0, "int8_by_int8", 34)],
 )
 def test_quantised_products_are_counted_in_their_own_kind(form: Format, kind: str, row_bytes: int) -> None:
     weight = Weight("layers.0.x_proj.weight", form, (48, 64), np.zeros((48, 2 * row_bytes), np.uint8))
@@ -348,7 +349,7 @@ def test_gate_up_silu_and_rounding_are_one_operation(form: Format) -> None:
     counted = parts_of(Feed())
     rows = {row.name: row.work for row in rows_of(counted, Shape(3, 1, 0))}
     kind = {Format.Q4_0: "int8_by_int4", Format.Q8_0: "int8_by_int8"}[form]
-    tile_bytes = sum(_kernels.packed_shape(form.value, 64, 32)[6] for _ in range(2))
+    tile_bytes = sum(_kernels.packed_shape(form.value, 64, 32)[3] for _ in range(2))
     fused = rows["gate+up+silu"]
     assert fused.operations == {kind: 2 * 3 * 2 * 64 * 32, "fp32": 3 * 64 * 9}
     assert fused.cold_bytes == tile_bytes

@@ -117,20 +117,13 @@ struct Matrix {
 
     // Scales and minima are powers of two where `exact`, so that sums of products with integers have no rounding.
     Matrix(const char *format, int64_t n, int64_t k, Random &random, bool exact) {
-        w = packed_shape(format, n, 256);
-        w.k = k; // the kernels want whole blocks of 32 only
+        w = packed_shape(format, n, k);
         bytes.resize(w.bytes());
+        for (uint8_t &x : bytes) x = uint8_t(random.next());
         for (int64_t t = 0; t < w.n / LANES; t++) {
             uint8_t *tile = bytes.data() + size_t(t) * w.tile_bytes();
             if (w.integer()) {
-                for (int64_t b = 0; b < k / w.block; b++, tile += w.block_bytes()) {
-                    for (size_t i = 0; i < w.payload(); i++) tile[i] = uint8_t(random.next());
-                    for (int i = 0; i < LANES * (w.min == Min::Stored ? 2 : 1); i++) {
-                        const float sign = random.below(2) ? 1.0f : -1.0f;
-                        const float value = exact ? sign * float(1 << random.below(2)) / 64.0f : half_of(random.normal() * 0.02f);
-                        write(tile + w.payload(), i, w.wide && !exact ? value + 0x1p-20f : value);
-                    }
-                }
+                for (int64_t b = 0; b < k / w.quants.span(); b++) fill_header(tile + b * w.quants.span_bytes(), random, exact);
             } else {
                 for (int64_t i = 0; i < k * LANES; i++) {
                     const float value = exact ? float(random.between(-31, 31)) : random.normal();
@@ -144,24 +137,40 @@ struct Matrix {
     }
 
     // Scale, minimum and quant of input k of output n; for floats the value, in `scale`.
-    void at(int64_t n, int64_t k, double &scale, double &min, int &q) const {
+    void at(int64_t n, int64_t k, float &scale, float &min, int &q) const {
         const uint8_t *p = w.data + size_t(n / LANES) * w.tile_bytes();
         const int lane = int(n % LANES);
-        min = 0.0, q = 1;
+        min = 0.0f, q = 1;
         if (!w.integer()) {
             if (w.kind == Kind::F32) scale = read<float>(p, k * LANES + lane);
             else if (w.kind == Kind::F16) scale = float_of(read<uint16_t>(p, k * LANES + lane));
             else scale = bf16(read<uint16_t>(p, k * LANES + (lane < 8 ? 2 * lane : 2 * lane - 15)));
             return;
         }
-        p += size_t(k / w.block) * w.block_bytes();
-        const int i = int(k % w.block);
-        if (w.kind == Kind::I8) q = int8_t(p[(i / 4) * 64 + lane * 4 + i % 4]);
-        else q = i < 16 ? p[(i / 4) * 64 + lane * 4 + i % 4] & 15 : p[(i / 4 - 4) * 64 + lane * 4 + i % 4] >> 4;
-        p += w.payload();
-        scale = w.wide ? read<float>(p, lane) : float_of(read<uint16_t>(p, lane));
-        if (w.min == Min::Stored) min = w.wide ? read<float>(p, LANES + lane) : float_of(read<uint16_t>(p, LANES + lane));
-        if (w.min == Min::Eight) min = -8.0 * scale;
+        const Quants &u = w.quants;
+        p += k / u.span() * u.span_bytes();
+        k %= u.span();
+        scale = float_of(read<uint16_t>(p, lane));
+        if (u.min == Min::Stored) min = float_of(read<uint16_t>(p, LANES + lane));
+        if (u.min == Min::Eight) min = -8.0f * scale;
+        if (u.super) {
+            const uint8_t *levels = p + u.factors() + k / u.block * u.scales() + lane;
+            scale *= float(u.bits == 2 ? *levels & 15 : int8_t(*levels));
+            if (u.min == Min::Stored) min *= float(u.bits == 2 ? *levels >> 4 : int8_t(levels[LANES]));
+        }
+        q = quant(p + u.header() + k / 32 * u.payload(), int(k % 32), lane) - u.zero;
+    }
+
+    // The planes, from the highest bits of a quant to its lowest.
+    int quant(const uint8_t *payload, int i, int lane) const {
+        const int bits = w.quants.bits, group = i / 4, byte = lane * 4 + i % 4;
+        if (bits == 8) return int8_t(payload[group * 64 + byte]);
+        const uint8_t *plane = payload + bits * 64;
+        int q = 0;
+        if (bits % 2) plane -= 64, q = plane[byte] >> group & 1;
+        if (bits / 2 % 2) plane -= 128, q = q * 4 + (plane[group / 4 * 64 + byte] >> (group % 4 * 2) & 3);
+        if (bits / 4 % 2) plane -= 256, q = q * 16 + (plane[group % 4 * 64 + byte] >> (group / 4 * 4) & 15);
+        return q;
     }
 
     static float float_of(uint16_t h) {
@@ -188,9 +197,13 @@ struct Matrix {
         std::memcpy(&x, &bits, 4);
         return std::fabs(x) < 0x1p-14f ? std::copysign(0x1p-14f, x) : x;
     }
-    void write(uint8_t *p, int i, float value) const {
-        if (w.wide) std::memcpy(p + i * 4, &value, 4);
-        else put(p, i, half(value));
+    void fill_header(uint8_t *p, Random &random, bool exact) const {
+        for (int i = 0; i < w.quants.factors() / 2; i++) {
+            const float sign = random.below(2) ? 1.0f : -1.0f;
+            put(p, i, half(exact ? sign * float(1 << random.below(2)) / 64.0f : half_of(random.normal() * 0.02f)));
+        }
+        if (exact)
+            for (int i = w.quants.factors(); i < w.quants.header(); i++) p[i] = uint8_t(w.quants.bits == 2 ? 0x11 << random.below(2) : 1 - 2 * random.below(2));
     }
 };
 
@@ -282,13 +295,33 @@ void product(Pair p, Random &random, const Packed &w, int64_t row0, int64_t rows
     }
 }
 
+// Output `column` of row `r` as the kernels compute it: integer sums of a block's products, scaled and added in order.
+float fused(const Matrix &m, const Rounded &x, int64_t r, int64_t column, int64_t k) {
+    const int block = m.w.quants.block;
+    float sum = 0.0f;
+    for (int64_t b = 0; b < k / block; b++) {
+        int32_t dot = 0;
+        float scale = 0.0f, min = 0.0f;
+        int q;
+        for (int64_t i = b * block; i < (b + 1) * block; i++) {
+            m.at(column, i, scale, min, q);
+            dot += q * x.q[size_t(x.view.at(r, i / QBLOCK) * QBLOCK + i % QBLOCK)];
+        }
+        const auto at = size_t(x.view.at(r, b * block / QBLOCK));
+        sum = std::fma(float(dot), scale * x.d[at], sum);
+        if (m.w.quants.min != Min::None) sum = std::fma(min, block == 32 ? x.ds[at] : x.ds16[2 * at + size_t(b % 2)], sum);
+    }
+    return sum;
+}
+
 void test_gemm_int(Pair p) {
     Random random{2};
     for (const char *format : {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"})
-        for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 15, 16, 17, 34, 44})
+        for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 15, 16, 17, 24, 27, 34, 44})
             for (const bool exact : {true, false}) {
                 place = std::string(p.k.name) + " gemm_int " + format + " rows " + std::to_string(rows) + (exact ? " exact" : "");
-                const int64_t k = 32 * random.between(1, 5), n = random.between(1, 40);
+                const int64_t k = packed_shape(format, 16, 256).quants.super ? 256 * random.between(1, 2) : 32 * random.between(1, 5);
+                const int64_t n = random.between(1, 40);
                 const Matrix m(format, n, k, random, exact);
                 const int64_t group = group_of(rows), row0 = group * random.below(3), all = row0 + rows;
                 Rounded x(all, k, group);
@@ -302,7 +335,8 @@ void test_gemm_int(Pair p) {
                 const auto oracle = [&](int64_t r, int64_t column, double &size) {
                     double sum = 0.0;
                     for (int64_t b = 0; b < k / 16; b++) { // the smallest piece with a scale
-                        double scale, min, dot = 0.0, total = 0.0;
+                        double dot = 0.0, total = 0.0;
+                        float scale, min;
                         int q;
                         for (int64_t i = b * 16; i < b * 16 + 16; i++) {
                             m.at(column, i, scale, min, q);
@@ -314,7 +348,12 @@ void test_gemm_int(Pair p) {
                     }
                     return sum;
                 };
-                product(p, random, m.w, row0, rows, exact, run, oracle, 2.0 * double(k) / m.w.block);
+                product(p, random, m.w, row0, rows, exact, run, oracle, 2.0 * double(k) / m.w.quants.block);
+                if (std::string(p.k.name) == "portable") continue;
+                std::vector<float> found(size_t(rows * LANES)), truth = found;
+                run(p.k, 0, row0, rows, {found.data(), LANES, nullptr, false});
+                for (size_t i = 0; i < truth.size(); i++) truth[i] = fused(m, x, row0 + int64_t(i) / LANES, int64_t(i) % LANES, k);
+                same("to the bit", found, truth);
             }
 }
 
@@ -335,10 +374,10 @@ void test_gemm_float(Pair p) {
                 const auto oracle = [&](int64_t r, int64_t column, double &size) {
                     double sum = 0.0;
                     for (int64_t i = 0; i < k; i++) {
-                        double value, min;
+                        float weight, min;
                         int q;
-                        m.at(column, i, value, min, q);
-                        value *= x[size_t(r * ldx + i)];
+                        m.at(column, i, weight, min, q);
+                        const double value = double(weight) * x[size_t(r * ldx + i)];
                         sum += value, size += std::fabs(value);
                     }
                     return sum;
@@ -351,7 +390,7 @@ void test_embed(Pair p) {
     Random random{4};
     for (const char *format : {"F32", "BF16", "F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}) {
         place = std::string(p.k.name) + " embed " + format;
-        const int64_t k = 96, n = 35;
+        const int64_t k = packed_shape(format, 16, 256).quants.super ? 512 : 96, n = 35;
         const Matrix m(format, n, k, random, false);
         for (const int64_t token : {0, 7, 16, 34}) {
             std::vector<float> found(static_cast<size_t>(k)), truth = found;
@@ -360,10 +399,11 @@ void test_embed(Pair p) {
             same("value", found, truth);
             p.note(found, truth);
             for (int64_t i = 0; i < k; i++) {
-                double scale, min;
+                float scale, min;
                 int q;
                 m.at(token, i, scale, min, q);
-                near("value", size_t(i), found[size_t(i)], scale * q + min, 2 * ROUNDING * (std::fabs(scale * q) + std::fabs(min)));
+                const double product = double(scale) * q;
+                near("value", size_t(i), found[size_t(i)], product + double(min), 2 * ROUNDING * (std::fabs(product) + std::fabs(min)));
             }
         }
     }

@@ -20,7 +20,7 @@ from tailrace.backends import Weight
 from tailrace.backends.cpu.memory import File
 from tailrace.native import _kernels
 
-VERSION = 1
+VERSION = 2
 """Changes whenever the tile layout does."""
 
 _ALIGN = 4096
@@ -31,7 +31,7 @@ _log = logging.getLogger("tailrace")
 def pack(weight: Weight, threads: int = 1) -> NDArray[np.uint8]:
     """The matrix in tiles: uint8 [packed bytes]."""
     n, k = weight.shape
-    _, _, _, _, padded, _, size = _kernels.packed_shape(weight.format.value, n, k)
+    _, padded, _, size = _kernels.packed_shape(weight.format.value, n, k)
     out = np.empty(size, np.uint8)
     rows = np.ascontiguousarray(weight.data)
     tiles = padded // 16
@@ -137,4 +137,4 @@ class TileStore:
 
 def _packed_size(weight: Weight) -> int:
     n, k = weight.shape
-    return _kernels.packed_shape(weight.format.value, n, k)[6]
+    return _kernels.packed_shape(weight.format.value, n, k)[3]

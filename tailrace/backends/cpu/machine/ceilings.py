@@ -20,7 +20,7 @@ import msgspec
 from tailrace.backends.cpu.machine.points import Roofline
 
 FILE = "machine.json"
-FORMAT = 2
+FORMAT = 3
 """Changes whenever the meaning of a field does; entries of another format are not read."""
 
 _log = logging.getLogger("tailrace")

@@ -26,7 +26,7 @@ from tailrace.backends.cpu.machine.attained import (
 from tailrace.backends.cpu.machine.ceilings import Ceilings
 from tailrace.backends.cpu.machine.points import Point, Roofline, StepPoints
 from tailrace.backends.cpu.machine.probe import Others, Report
-from tailrace.backends.cpu.machine.work import Parts, Shape, Work, added, parts_of
+from tailrace.backends.cpu.machine.work import INTEGER, Parts, Shape, Work, added, parts_of
 from tailrace.backends.cpu.memory import available_memory
 from tailrace.native import _kernels
 from tailrace.terms import InvalidInput
@@ -40,7 +40,7 @@ CONTEXT, PREFILL = 512, 512
 SECONDS = 6.0
 """About how long all of it takes; longer where a single step does."""
 
-FASTER = {"int8_by_int4": "amx_int8", "int8_by_int8": "amx_int8"}
+FASTER = dict.fromkeys(INTEGER, "amx_int8")
 """Kinds whose sums are exact, so that a product may take whichever instructions are the fastest. What is there for bf16
 rounds differently from what the kernels promise, and counts for nothing."""
 

@@ -16,8 +16,11 @@ from tailrace.backends import Attention, Forward, Weight
 from tailrace.backends.cpu.record import Node, Recorder, gated_linears
 from tailrace.native import _kernels
 
-KINDS = ("int8_by_int4", "int8_by_int8", "fp32", "bf16", "fp16")
-"""The multiply-adds that a packed matrix is made for, by the number of its kind (see `Kind` in kernels.h)."""
+INTEGER = ("int8_by_int4", "int8_by_int6", "int8_by_int8")
+"""The multiply-adds of quantised matrices, whose input is rounded to int8."""
+
+KINDS = (*INTEGER, "fp32", "bf16", "fp16")
+"""All multiply-adds that a packed matrix may be made for."""
 
 ELEMENTWISE = {"embed": 2, "norm": 4, "head_norm": 4, "rope": 3, "silu_mul": 5, "add": 1, "wanted": 0}
 """Nominal operations a value that comes out."""
@@ -120,7 +123,7 @@ class Product:
         for w in self.weights:
             n, k = w.shape
             kind, *_, size = _kernels.packed_shape(w.format.value, n, k)
-            operations[KINDS[kind]] += 2 * rows * n * k
+            operations[kind] += 2 * rows * n * k
             cold += size
         into = rounded_bytes(self.inputs) if any(map(_integer, self.weights)) else 4 * self.inputs
         out = rounded_bytes(self.outputs) if self.gates else 4 * self.outputs * (2 if self.adds else 1)
@@ -222,12 +225,12 @@ def _elementwise(node: Node, rows: int) -> Work:
     cold = 0
     if node.op == "embed":
         table = _weight(node)
-        cold = rows * (_kernels.packed_shape(table.format.value, *table.shape)[6] // table.shape[0])
+        cold = rows * (_kernels.packed_shape(table.format.value, *table.shape)[3] // table.shape[0])
     return single({"fp32": ELEMENTWISE[node.op] * values}, cold, 4 * values * (inputs + 1))
 
 
 def _integer(weight: Weight) -> bool:
-    return KINDS[_kernels.packed_shape(weight.format.value, *weight.shape)[0]].startswith("int8")
+    return _kernels.packed_shape(weight.format.value, *weight.shape)[0] in INTEGER
 
 
 def _weight(node: Node) -> Weight:
