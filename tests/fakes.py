@@ -118,8 +118,10 @@ class FakeBackend(Inline):
 
     numerics = "fake-1"
 
-    def read_page(self, page: int) -> bytes:
-        return self.tokens[page].tobytes() + self.positions[page].tobytes()
+    def read_page(self, page: int, out: bytearray | None = None) -> bytearray:
+        out = bytearray(self.page_bytes) if out is None else out
+        out[:] = self.tokens[page].tobytes() + self.positions[page].tobytes()
+        return out
 
     def write_page(self, page: int, data: bytes | bytearray | memoryview) -> None:
         self._require(len(data) == self.page_bytes, "a page's data has the wrong size")
@@ -284,10 +286,13 @@ class MemoryTier:
         self.loads.append(key)
         return memoryview(data)
 
-    def store(self, key: PageKey, data: bytes) -> bool:
+    def prepare(self, keys: Sequence[PageKey]) -> None:
+        """Nothing to do."""
+
+    def store(self, key: PageKey, data: bytes | bytearray) -> bool:
         if self.fail():
             return False
-        self.pages[key] = data
+        self.pages[key] = bytes(data)
         return True
 
     def stats(self) -> TierStats:

@@ -240,9 +240,9 @@ class Backend(Protocol):
         them. Pages that outlive the process are of use only where it is equal."""
         ...
 
-    def read_page(self, page: int) -> bytes:
-        """One page of the pool, all layers, as one block. Any thread may call it beside a running step that does not
-        write the page."""
+    def read_page(self, page: int, out: bytearray | None = None) -> bytearray:
+        """One page of the pool, all layers, as one block; in `out`, where there is one. Any thread may call it beside a
+        running step that does not write the page."""
         ...
 
     def write_page(self, page: int, data: bytes | bytearray | memoryview) -> None:

@@ -25,7 +25,7 @@ from tailrace.engine.request import Request, State
 from tailrace.engine.scheduler import Scheduler
 from tailrace.engine.transfer import Load, Transfers
 from tailrace.engine.watch import StopWatch
-from tailrace.kv.prefix import Digest, PageChain, page_digest
+from tailrace.kv.prefix import Digest, Node, PageChain, page_digest
 from tailrace.kv.tiers import key_of
 from tailrace.terms import Event, EventKind
 
@@ -404,6 +404,7 @@ class EngineCore:
             events.append(Event(request.id, EventKind.ADMITTED, now, cached=request.hit, cause=request.waited_for))
         if self._transfers is not None:
             events += self._begin_loads(self._transfers, now)
+            self._transfers.busy(bool(plan.chunks))
         self._blocked = not plan.chunks and bool(scheduler.loads)
         if not plan.chunks:
             return events
@@ -456,10 +457,11 @@ class EngineCore:
         if not pages:
             return 0, 0.0
         size, before, cost = pages * transfers.page_bytes, transfers.before(), transfers.cost
+        predicted = cost.load_seconds(size, before)
         if not cost.quicker(size, pages * PAGE_SIZE, before):
             self._declined += 1
-            return 0, 0.0
-        return pages, cost.load_seconds(size, before)
+            return 0, predicted
+        return pages, predicted
 
     def _late(self, load: Load) -> bool:
         return load.begun > 0.0 and self._clock() - load.begun > LOAD_LIMIT
@@ -502,11 +504,13 @@ class EngineCore:
         transfers = self._transfers
         if transfers is None or not self._storing:
             return
-        nodes = plan.inserted
-        if plan.admitted:
-            found = [node for request in plan.admitted for node in request.path[: request.hit // PAGE_SIZE]]
-            nodes = found + nodes
-        for node in nodes:
+        nodes: list[Node] = []
+        for request in plan.admitted:
+            found = request.path[: request.hit // PAGE_SIZE]
+            if found and request.chain is not None:
+                transfers.tier.lookup(request.chain, 0, len(found))  # they are in use
+                nodes += found
+        for node in nodes + plan.inserted:
             if node.alive:
                 transfers.store(key_of(node), node.page)
 

@@ -106,7 +106,7 @@ class Request:
         self.cached = 0  # prompt tokens that the first admission found
         self.hit = 0  # tokens that the latest admission found
         self.loading: Load | None = None  # fills some of its pages; nothing of it is computed meanwhile
-        self.loadable = True  # no load has kept it waiting for too long
+        self.loadable = True  # no load has kept it waiting for too long, or was expected to
         self.scoring = submit.params.prompt_logprobs >= 0  # still owes log-probabilities of the prompt
         self.prompt_logprobs: list[TokenLogprob | None] = [None] * self.prompt_len if self.scoring else []
         self.tag = 0.0  # its place in the order between tenants

@@ -47,7 +47,7 @@ LONGEST_RETRY = 16
 
 Offer = Callable[[PageChain, int, int], tuple[int, float]]
 """How many of a chain's pages first .. limit-1, in a row from `first`, are better loaded than computed, and the seconds
-that this should take."""
+that this should take. No pages, but seconds, where there are some and computing should be quicker."""
 
 
 def seniority(request: Request) -> tuple[bool, int, int]:
@@ -291,6 +291,7 @@ class Scheduler:
                 return "prefix"
             if len(hits) < limit and request.loadable:
                 offered = self.offer(chain, len(hits), limit)
+                request.loadable = bool(offered[0]) or not offered[1]
         todo = request.expected - (len(hits) + offered[0]) * PAGE_SIZE
         ahead = sum(left for left in remaining if left <= todo)
         if ahead >= room * (1.0 - self.config.oldest_share) and remaining and request.passed < self.config.max_passed:

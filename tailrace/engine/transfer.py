@@ -2,7 +2,8 @@
 
 The engine's thread hands over and takes back; it never waits. Loads go first, a page at a time. Pages to be stored are
 copied out of the pool by the engine's thread, beside a running step, into a queue that is bounded: where it is full
-they are dropped, which costs a later miss.
+they are dropped, which costs a later miss. They are stored while nothing is computed, so that they take no core from a
+step, or once they fill half of the queue.
 """
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ class Transfers:
         self._clock = clock
         self._room = max(1, queue_bytes // self.page_bytes)
         self._loads: deque[Load] = deque()
-        self._stores: deque[tuple[PageKey, bytes]] = deque()
+        self._stores: deque[tuple[PageKey, bytearray]] = deque()
+        self._buffers: list[bytearray] = []  # spare ones: their memory has been touched already
+        self._busy = False
         self._waiting: set[bytes] = set()  # digests of pages that are queued or being stored
         self._ended: deque[Load] = deque()
         self._wake = threading.Condition()
@@ -158,6 +161,13 @@ class Transfers:
                 self.cost.loaded(size, load.ended - load.started, load.started - load.begun)
         return ended
 
+    def busy(self, on: bool) -> None:
+        """Whether steps run."""
+        if on != self._busy:
+            with self._wake:
+                self._busy = on
+                self._wake.notify()
+
     def store(self, key: PageKey, page: int) -> None:
         """Copies a complete page out of the pool and queues it, unless the tier has it or is about to."""
         if key.digest in self._waiting or self.tier.holds(key.digest):
@@ -165,7 +175,7 @@ class Transfers:
         if len(self._stores) >= self._room:
             self.dropped += 1
             return
-        data = self._backend.read_page(page)
+        data = self._backend.read_page(page, self._buffers.pop() if self._buffers else None)
         with self._wake:
             self._waiting.add(key.digest)
             self._stores.append((key, data))
@@ -187,7 +197,7 @@ class Transfers:
         """One page; False where there is nothing to do."""
         with self._wake:
             load = self._loads[0] if self._loads else None
-            store = self._stores.popleft() if load is None and self._stores else None
+            store = self._stores.popleft() if load is None and self._may_store() else None
         if load is not None:
             if not self._fill(load):
                 with self._wake:
@@ -200,14 +210,21 @@ class Transfers:
             with contextlib.suppress(Exception):  # a page that is not stored is only a miss
                 self.tier.store(key, data)
             self._waiting.discard(key.digest)
+            self._buffers.append(data)
         return load is not None or store is not None
+
+    def _may_store(self) -> bool:
+        return bool(self._stores) and (self._closing or not self._busy or 2 * len(self._stores) > self._room)
 
     def _fill(self, load: Load) -> bool:
         """Loads the next page; False where the load has ended."""
+        first = not load.started
         load.started = load.started or self._clock()
-        if load.cancelled or load.done == len(load.pages):
+        if load.cancelled:
             return False
         try:
+            if first:
+                self.tier.prepare(load.keys)
             data = self.tier.load(load.keys[load.done])
             if data is None:
                 return False
@@ -222,7 +239,7 @@ class Transfers:
         while True:
             if not self.work():
                 with self._wake:
-                    if self._loads or self._stores:
+                    if self._loads or self._may_store():
                         continue
                     if self._closing:
                         return

@@ -202,14 +202,12 @@ class Recorder {
         nb::gil_scoped_release release;
         return program_.wait();
     }
-    nb::bytes read_page(int64_t page) {
+    void read_page(int64_t page, Out<uint8_t> out) {
         want(page >= 0 && page < pages_, "a page is past the pool");
-        nb::bytes out = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, Py_ssize_t(program_.page_bytes())));
-        if (!out.is_valid()) throw nb::python_error();
-        auto *data = reinterpret_cast<uint8_t *>(PyBytes_AS_STRING(out.ptr())); // nobody else has seen these bytes yet
+        want(int64_t(out.size()) == program_.page_bytes(), "a page's data has the wrong size");
+        uint8_t *data = out.data();
         nb::gil_scoped_release release;
         program_.read_page(page, data);
-        return out;
     }
     void write_page(int64_t page, In<uint8_t> data) {
         want(page >= 0 && page < pages_, "a page is past the pool");
@@ -307,7 +305,7 @@ NB_MODULE(_kernels, m) {
              nb::arg("end_start").noconvert(), nb::arg("ends").noconvert())
         .def("hold", [](Recorder &r, bool on) { r.program().hold(on); })
         .def("wait", &Recorder::wait)
-        .def("read_page", &Recorder::read_page)
+        .def("read_page", &Recorder::read_page, nb::arg("page"), nb::arg("out").noconvert())
         .def("write_page", &Recorder::write_page, nb::arg("page"), nb::arg("data").noconvert())
         .def_prop_ro("page_bytes", [](Recorder &r) { return r.program().page_bytes(); })
         .def("bind", &Recorder::bind)

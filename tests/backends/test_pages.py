@@ -39,6 +39,8 @@ def goes_on(source: Backend, target: Backend) -> None:
         assert len(data) == source.page_bytes
         target.write_page(to, data)
         assert target.read_page(to) == data
+        assert target.read_page(to, out := bytearray(len(data))) is out
+        assert out == data
     found = target.run(batch([(PROMPT[64:80], 64, table)], range(16))).logits
     assert found is not None
     assert np.array_equal(found, truth)

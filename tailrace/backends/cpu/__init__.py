@@ -132,8 +132,10 @@ class CpuBackend:
             build = hashlib.file_digest(file, "sha256").hexdigest()
         return f"{NUMERICS} {self.kernels} {build}"
 
-    def read_page(self, page: int) -> bytes:
-        return self._program.read_page(page)
+    def read_page(self, page: int, out: bytearray | None = None) -> bytearray:
+        out = bytearray(self.page_bytes) if out is None else out
+        self._program.read_page(page, out)
+        return out
 
     def write_page(self, page: int, data: bytes | bytearray | memoryview) -> None:
         self._program.write_page(page, data)

@@ -67,8 +67,10 @@ class ReferenceBackend(Inline):
         modes = f"{self._kv_dtype} {self._quantised_activations} {self.batch_invariant}"
         return f"reference-{VERSION} numpy-{np.__version__} {np.dtype(self._dtype)} {modes}"
 
-    def read_page(self, page: int) -> bytes:
-        return b"".join(array[page].tobytes() for both in self._pages.values() for array in both)
+    def read_page(self, page: int, out: bytearray | None = None) -> bytearray:
+        out = bytearray(self.page_bytes) if out is None else out
+        out[:] = b"".join(array[page].tobytes() for both in self._pages.values() for array in both)
+        return out
 
     def write_page(self, page: int, data: bytes | bytearray | memoryview) -> None:
         if len(data) != self.page_bytes:

@@ -6,7 +6,7 @@ miss. It never knows of requests, of page numbers, or of what the bytes mean.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -48,8 +48,8 @@ class TierStats:
 
 
 class Tier(Protocol):
-    """`lookup`, `holds` and `stats` return at once, from any thread. `load` and `store` may block and are called by one
-    thread, one at a time. Nothing here raises for what happens to the stored pages."""
+    """`lookup`, `holds` and `stats` return at once, from any thread. The others may block and are called by one thread.
+    Nothing here raises for what happens to the stored pages."""
 
     def lookup(self, chain: PageChain, first: int, limit: int) -> int:
         """How many of the chain's pages first .. limit-1 it has in a row from `first`, as far as it knows; marks the
@@ -60,11 +60,15 @@ class Tier(Protocol):
         """Whether it has that page, as far as it knows."""
         ...
 
+    def prepare(self, keys: Sequence[PageKey]) -> None:
+        """These are going to be loaded, in this order."""
+        ...
+
     def load(self, key: PageKey) -> memoryview | None:
         """The page's bytes, as they were stored, until the next `load`; None where it cannot vouch for them."""
         ...
 
-    def store(self, key: PageKey, data: bytes) -> bool:
+    def store(self, key: PageKey, data: bytes | bytearray) -> bool:
         """Keeps a page, at the cost of others if need be; whether it has it now."""
         ...
 

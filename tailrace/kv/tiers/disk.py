@@ -22,6 +22,7 @@ import struct
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -34,6 +35,7 @@ FORMAT = 1
 HEAD = struct.Struct("<8sIIQ32s32s32s")
 MAGIC = b"TRKVPAGE"
 MAC_BYTES = 32
+READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 NAME = re.compile(r"[0-9a-f]{64}")
 KEY_FILE = "key"
 KEY_BYTES = 32
@@ -115,6 +117,11 @@ class DiskTier:
 
     # --- one thread
 
+    def prepare(self, keys: Sequence[PageKey]) -> None:
+        for key in keys:
+            with contextlib.suppress(OSError), open(self._path(key.digest), "rb", buffering=0) as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)  # so the disk has them all to do at once
+
     def load(self, key: PageKey) -> memoryview | None:
         path = self._path(key.digest)
         try:
@@ -136,7 +143,7 @@ class DiskTier:
                 path.unlink()
         return None
 
-    def store(self, key: PageKey, data: bytes) -> bool:
+    def store(self, key: PageKey, data: bytes | bytearray) -> bool:
         if len(data) != len(self._data):
             raise ValueError(f"a page takes {len(self._data)} bytes, not {len(data)}")
         if key.digest in self._known:
@@ -181,7 +188,7 @@ class DiskTier:
     def _read(self, path: Path, key: PageKey) -> Cause | None:
         """Reads a page's file into the buffers; what is wrong with it, if anything."""
         past = bytearray(1)
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        file = os.open(path, READ)
         try:
             count = os.readv(file, [self._head, self._data, past])
         finally:
@@ -198,7 +205,7 @@ class DiskTier:
             return "checksum"
         return None
 
-    def _write(self, key: PageKey, data: bytes) -> None:
+    def _write(self, key: PageKey, data: bytes | bytearray) -> None:
         header = self._header(key)
         parts = [header, self._checksum(header, data), data]
         file = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
