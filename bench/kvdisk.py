@@ -23,6 +23,8 @@ from bench.serve import Server, ids, together
 from bench.start import cpu_seconds
 
 SESSION = 1500
+LOADS = (("prompts", 1, SESSION, 1), ("8 at once", 8, 256, 64))
+"""Name, requests at once, tokens of each prompt and of each answer."""
 
 
 def first_token(server: Server, prompt: list[int]) -> tuple[float, int]:
@@ -101,27 +103,35 @@ def back(ours: str, folder: Path, turns: int, rng: random.Random) -> None:
         )
 
 
+def spent(server: Server, prompts: list[list[int]], out: int) -> float:
+    """CPU microseconds a token, half a second of rest included: what is queued is stored then."""
+    before = cpu_seconds(server.process.pid)
+    together(server.port, server.model, prompts, out)
+    time.sleep(0.5)
+    return (cpu_seconds(server.process.pid) - before) / sum(len(prompt) + out for prompt in prompts) * 1e6
+
+
 def storing(ours: str, folder: Path, turns: int, rng: random.Random) -> None:
-    """Prints the table: CPU microseconds a token."""
-    with serving("plain", ours) as plain, serving("disk", f"{ours} --kv-disk {folder}") as disk:
-        servers = (plain, disk)
-        for name, count, length, out in (("prompts", 1, SESSION, 1), ("8 at once", 8, 256, 64)):
-            found: tuple[list[float], list[float]] = ([], [])
-            for turn in range(turns + 1):
-                for at in (0, 1) if turn % 2 == 0 else (1, 0):
-                    server = servers[at]
-                    before = cpu_seconds(server.process.pid)
-                    together(server.port, server.model, [ids(length, rng) for _ in range(count)], out)
-                    time.sleep(0.5)  # what is queued is stored
-                    spent = cpu_seconds(server.process.pid) - before
-                    if turn:  # the first is to get warm
-                        found[at].append(spent / (count * (length + out)) * 1e6)
-            ratios = sorted(b / a for a, b in zip(*found, strict=True))
-            print(
-                f"storing, {name:13}{statistics.median(found[1]):8.0f} us{statistics.median(found[0]):8.0f} us without"
-                f"    {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})",
-                flush=True,
-            )
+    """Prints the table. Two processes of one server differ by several per cent, so both are started anew each turn."""
+    found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name, *_ in LOADS}
+    for turn in range(turns):
+        with serving("plain", ours) as plain, serving("disk", f"{ours} --kv-disk {folder}") as disk:
+            for name, count, length, out in LOADS:
+                times: tuple[list[float], list[float]] = ([], [])
+                for again in range(4):
+                    for at in (0, 1) if (turn + again) % 2 == 0 else (1, 0):
+                        took = spent((plain, disk)[at], [ids(length, rng) for _ in range(count)], out)
+                        if again:  # the first is to get warm
+                            times[at].append(took)
+                for kept, new in zip(found[name], times, strict=True):
+                    kept.append(statistics.median(new))
+    for name, (without, stored) in found.items():
+        ratios = sorted(b / a for a, b in zip(without, stored, strict=True))
+        print(
+            f"storing, {name:13}{statistics.median(stored):8.0f} us{statistics.median(without):8.0f} us without    "
+            f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})",
+            flush=True,
+        )
 
 
 def run(ours: str, turns: int) -> None:
