@@ -15,7 +15,7 @@ from tailrace.models import catalogue
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
-    choices = ["kernels", "steps", "quality", "serve", "start", "shapes", "quota", "neighbour", "kvdisk"]
+    choices = ["kernels", "steps", "quality", "serve", "start", "shapes", "quota", "neighbour", "kv", "kvdisk"]
     p.add_argument("what", nargs="*", choices=choices, help="default: steps, quality, serve and start")
     p.add_argument("--model", default=catalogue.DEFAULT)
     p.add_argument("--threads", type=int, default=None)
@@ -29,6 +29,13 @@ def main() -> None:
     p.add_argument("--shapes", default="llama-1b-q4_0,llama-1b-q8_0", help="shapes: or mistral-7b-q4_0, ...-q8_0")
     args = p.parse_args()
     chosen = args.what or ["steps", "quality", "serve", "start"]
+    if "kv" in chosen:
+        from bench import kv
+
+        print("## The prefix index\n", flush=True)
+        kv.run(args.repeats)
+        if chosen == ["kv"]:  # the rest needs a model
+            return
     model = catalogue.pull(args.model)
     os.chdir(Path(__file__).resolve().parent.parent)
     ours = f"{Path(sys.executable).with_name('tailrace')} serve {args.model} --port {{port}}"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import kernels, quality, shapes
+from bench import kernels, kv, quality, shapes
 from tailrace.backends import Format
 from tailrace.backends.cpu import CpuBackend, available_kernels
 from tailrace.backends.cpu.store import pack
@@ -71,3 +71,16 @@ def test_products_of_random_weights_are_timed(form: Format) -> None:
     assert (one.rows, many.rows) == (1, 20)
     assert 0 < many.multiply_adds <= many.best_multiply_adds
     assert one.bytes == pytest.approx(one.multiply_adds / (32 * 512) * pack(weight).nbytes)
+
+
+def test_the_prefix_index_is_measured_under_every_policy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("PAGES", 4000), ("EVICTED", 1000), ("SINGLE", 50)):
+        monkeypatch.setattr(kv, name, value)
+    kv.run(1)
+    rows = {row.split()[0]: row.split()[1:] for row in capsys.readouterr().out.splitlines()[-4:]}
+    assert set(rows) == {"lru", "lfu", "ttl", "cost"}
+    for row in rows.values():
+        assert all(float(number.replace(",", "")) > 0 for number in row[:3])
+        assert float(row[3].rstrip(",")) < 2

@@ -13,6 +13,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from tailrace.engine.protocol import Gauges, Ready, TierGauges
+from tailrace.kv.prefix import CAUSES
 from tailrace.ledger.timeline import Fold, Timeline
 from tailrace.terms import Event, EventKind, Phase
 
@@ -200,6 +201,7 @@ class _EngineTotals:
     steps: int = 0
     tier: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIER_COUNTERS, 0.0))
     tier_misses: dict[str, int] = field(default_factory=dict)
+    evictions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
 
     def update(self, new: Gauges, baseline: Gauges, incarnation: int) -> None:
         old = self.now if incarnation == self.incarnation else baseline
@@ -209,6 +211,9 @@ class _EngineTotals:
         self.steps += max(0, new.steps - old.steps)
         if new.tier is not None:
             self._update_tier(new.tier, old.tier or TierGauges())
+        before = old.evictions or [0] * len(CAUSES)
+        for cause, count, counted in zip(CAUSES, new.evictions, before, strict=False):
+            self.evictions[cause] += max(0, count - counted)
         self.now, self.incarnation = new, incarnation
 
     def _update_tier(self, new: TierGauges, old: TierGauges) -> None:
@@ -350,9 +355,17 @@ class _Families:
         now = self._metrics.engine.now
         yield gauge("engine_up", "1 while the engine is ready, beating and making progress.", float(self._healthy))
         yield gauge("kv_pages", "KV pages of the pool.", now.pages)
-        yield gauge("kv_pages_used", "KV pages that requests hold.", now.used_pages)
+        yield gauge("kv_pages_used", "KV pages that requests hold, those of pinned prefixes apart.", now.used_pages)
         yield gauge("kv_pages_cached", "KV pages that only the prefix cache holds.", now.cached_pages)
         yield from self._tier(now.tier)
+        yield gauge("kv_pages_pinned", "KV pages of pinned prefixes, in use or not.", now.pinned_pages)
+        evictions = CounterMetricFamily("tailrace_kv_evictions", "KV pages forgotten, by cause.", labels=["cause"])
+        for cause, count in self._metrics.engine.evictions.items():
+            evictions.add_metric([cause], count)
+        yield evictions
+        misses = self._metrics.engine.prefix_queries - self._metrics.engine.prefix_hits
+        text = "Prompt tokens looked up in the prefix cache and not found."
+        yield CounterMetricFamily("tailrace_prefix_cache_misses", text, value=misses)
         yield CounterMetricFamily("tailrace_engine_restarts", "Engines started again.", value=self._restarts)
         yield CounterMetricFamily("tailrace_engine_steps", "Engine steps.", value=self._metrics.engine.steps)
         http = CounterMetricFamily("tailrace_http_requests", "HTTP answers.", labels=["endpoint", "status"])

@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass, field
 
 from tailrace.engine.spec import EngineSpec
+from tailrace.kv.retention import check_policy
 from tailrace.terms import InvalidInput
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -102,6 +103,14 @@ class Settings:
     backend: str = "cpu"
     """"cpu" (native) or "reference" (numpy, slow, the oracle)."""
     prefix_cache: bool = True
+    kv_policy: str = "lru"
+    """Which cached KV page goes first where room is needed: "lru", "lfu", "ttl" or "cost"."""
+    kv_ttl: float | None = None
+    """Seconds after which the policy "ttl" forgets a page that nobody uses; None with the other policies."""
+    kv_tenant_share: float = 1.0
+    """Most of the KV pool that one key's cached pages may be."""
+    kv_pin: tuple[tuple[int, ...], ...] = ()
+    """Token ids of prefixes whose pages are kept for good once computed, for each key."""
     kv_disk: str | None = None
     """Directory where KV pages are kept beyond the pool and this process; None keeps none."""
     kv_disk_bytes: int = 4 << 30
@@ -161,10 +170,19 @@ class Settings:
                 "more than one a core is slower",
                 param="threads",
             )
+        check_policy(self.kv_policy, self.kv_ttl or 0.0)
+        if not 0.0 < self.kv_tenant_share <= 1.0:
+            raise InvalidInput(
+                f"--kv-tenant-share must be above 0 and at most 1, not {self.kv_tenant_share}", param="kv_tenant_share"
+            )
         if self.kv_key_file is not None and self.kv_disk is None:
             raise InvalidInput("--kv-key-file is of use only with --kv-disk", param="kv_key_file")
         if self.kv_disk is not None and not self.prefix_cache:
             raise InvalidInput("--kv-disk keeps pages of the prefix cache, which is off", param="kv_disk")
+        if self.kv_disk is not None and self.kv_policy == "ttl":
+            raise InvalidInput(
+                "--kv-policy ttl promises to forget prompts, and --kv-disk keeps them: choose one", param="kv_policy"
+            )
         if self.kv_disk_bytes < 1:
             raise InvalidInput(f"kv_disk_bytes must be at least 1, not {self.kv_disk_bytes}", param="kv_disk_bytes")
         if self.backend not in ("cpu", "reference"):
@@ -185,6 +203,11 @@ class Settings:
             kv_dtype=self.kv_dtype,
             quantize=self.quantize,
             prefix_cache=self.prefix_cache,
+            kv_policy=self.kv_policy,
+            kv_ttl=self.kv_ttl or 0.0,
+            kv_tenant_share=self.kv_tenant_share,
+            kv_pin=self.kv_pin,
+            tenants=max(1, len(set(self.api_keys))),
             kv_disk=self.kv_disk,
             kv_disk_bytes=self.kv_disk_bytes,
             kv_key_file=self.kv_key_file,

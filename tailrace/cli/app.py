@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tailrace.cli import chat, generate, info, machine, options, pull, serve
+from tailrace.cli import chat, generate, info, kv, machine, options, pull, serve
 
 app = typer.Typer(
     name="tailrace",
@@ -49,3 +49,4 @@ app.command("serve")(options.command(options.SERVE, serve.run, serve.DOC))
 app.command("chat")(chat.command)
 app.command("generate")(generate.command)
 app.command("machine")(machine.command)
+app.add_typer(kv.app, name="kv")

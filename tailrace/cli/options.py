@@ -10,6 +10,8 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tailrace.kv.retention import POLICIES
+
 if TYPE_CHECKING:
     import inspect
 
@@ -86,6 +88,16 @@ SERVE = Declaration(
         Option("--max-running", int, "Most requests in a step.", _CAPACITY, 32),
         Option("--max-waiting", int, "Most requests in the queue; more get 429.", _CAPACITY, 1024),
         Option("--prefix-cache", bool, "Reuse the KV pages of prompts that begin alike.", _CAPACITY, True),
+        Option("--kv-policy", str, "Which cached KV page goes first where room is needed: least recently used, least "
+               "often used, not used for --kv-ttl seconds, or cheapest to compute again.", _CAPACITY, "lru",
+               choices=POLICIES),
+        Option("--kv-ttl", float, "With --kv-policy ttl: seconds after which a page that nobody uses is forgotten.",
+               _CAPACITY),
+        Option("--kv-tenant-share", float, "Most of the KV pool that one API key's cached pages may be, those "
+               "apart that running requests hold.", _CAPACITY, 1.0, metavar="FRACTION"),
+        Option("--kv-pin", str, "File with the beginning of prompts whose KV is kept for good once computed: text, as "
+               "the chat template renders it, or a JSON list of token ids; may be repeated.", _CAPACITY, many=True,
+               metavar="FILE"),
         Option("--kv-disk", str, "Directory where KV pages are kept beyond the pool and a restart. It holds what was "
                "said in the clear. Default: none is kept.", _CAPACITY, metavar="DIR"),
         Option("--kv-disk-bytes", str, "Most bytes of that directory: a number, or as in 500MB or 4GiB.", _CAPACITY,

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tailrace.terms import InvalidInput
 
 if TYPE_CHECKING:
+    from tailrace.api.server import TextLoader
     from tailrace.api.settings import Settings
     from tailrace.engine.early import Waiting
 
@@ -35,6 +37,9 @@ Ctrl-C or SIGTERM finishes the running requests, then ends.
 
   [dim]# a bfloat16 checkpoint in half of its memory[/dim]
   tailrace serve ./checkpoint --quantize int8
+
+  [dim]# cached prompts for ten minutes, and the system prompt's KV for good[/dim]
+  tailrace serve --kv-policy ttl --kv-ttl 600 --kv-pin system.txt
 """
 
 
@@ -45,13 +50,14 @@ def run(values: Mapping[str, Any], engine: Waiting | None = None) -> int:
 
     engine = engine or early.begin()
     try:
-        made = _found(values)
+        made, text = _with_pins(_found(values), values["kv_pin"])
     except BaseException:
         early.give_up(engine)
         raise
     from tailrace.api import server
 
-    return server.run(made, engine=early.hand_over(engine, made.engine()), started_at=_process_start())
+    waiting = early.hand_over(engine, made.engine())
+    return server.run(made, engine=waiting, load_text=text, started_at=_process_start())
 
 
 def _found(values: Mapping[str, Any]) -> Settings:
@@ -61,6 +67,17 @@ def _found(values: Mapping[str, Any]) -> Settings:
     made = settings(values)
     made.check()  # before anything is downloaded
     return dataclasses.replace(made, model=str(find_model(values["model"])))
+
+
+def _with_pins(made: Settings, files: Sequence[str]) -> tuple[Settings, TextLoader | None]:
+    """The settings with the token ids of the files whose prefixes are pinned, and how the server gets the text that may
+    have been needed for that, and so is loaded before the engine is told what to serve."""
+    if not files:
+        return made, None
+    from tailrace.api import pins, server
+
+    text = functools.cache(server.text_of)
+    return dataclasses.replace(made, kv_pin=pins.read(files, lambda: text(made))), lambda _settings: text(made)
 
 
 def settings(values: Mapping[str, Any]) -> Settings:
@@ -75,8 +92,8 @@ def settings(values: Mapping[str, Any]) -> Settings:
     keys = _keys(values["api_key"], values["api_key_file"])
     plain = (
         "host", "port", "kv_tokens", "max_context", "step_tokens", "max_running", "max_waiting", "threads", "kernels",
-        "kv_dtype", "quantize", "backend", "prefix_cache", "kv_disk", "kv_key_file", "log_requests", "quiet",
-        "template_args",
+        "kv_dtype", "quantize", "backend", "prefix_cache", "kv_policy", "kv_ttl", "kv_tenant_share", "kv_disk",
+        "kv_key_file", "log_requests", "quiet", "template_args",
     )  # fmt: skip
     return Settings(
         model=values["model"],

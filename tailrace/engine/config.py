@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from tailrace.backends import PAGE_SIZE
+from tailrace.kv.prefix import PageChain
+from tailrace.kv.retention import ATTENTION_PARITY, check_policy
 from tailrace.terms import InvalidInput
 
 
@@ -41,9 +45,21 @@ class EngineConfig:
     """Waiting this long raises a waiting request's priority by one."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     """Share of a tenant relative to the others; 1 where not named."""
+    kv_policy: str = "lru"
+    """Which cached page goes first where room is needed (`kv.retention`)."""
+    kv_ttl: float = 0.0
+    """How long the policy "ttl" keeps a page that nobody uses; 0 for the others."""
+    attention_parity: float = ATTENTION_PARITY
+    """The policy "cost" takes it that attention over so many tokens costs as much as the rest of the model."""
+    kv_tenant_share: float = 1.0
+    """Most of the pool that the cached pages of one tenant may be, those apart that its requests hold."""
+    kv_pin: tuple[tuple[int, ...], ...] = ()
+    """Token ids of prefixes whose full pages are kept for good once they have been computed, for each tenant."""
+    tenants: int = 1
+    """Tenants that there are room for pinned prefixes for."""
 
     def __post_init__(self) -> None:
-        for name in ("kv_tokens", "step_tokens", "max_running", "max_waiting", "scored_rows", "max_passed"):
+        for name in ("kv_tokens", "step_tokens", "max_running", "max_waiting", "scored_rows", "max_passed", "tenants"):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"{name} must be at least 1, not {getattr(self, name)}", param=name)
         if self.step_tokens < 2:
@@ -56,6 +72,11 @@ class EngineConfig:
                 raise InvalidInput(f"{name} must be above 0 and at most 1, not {getattr(self, name)}", param=name)
         if not self.age_seconds > 0.0:
             raise InvalidInput(f"age_seconds must be above 0, not {self.age_seconds}", param="age_seconds")
+        if not 0.0 < self.kv_tenant_share <= 1.0:
+            raise InvalidInput(
+                f"kv_tenant_share must be above 0 and at most 1, not {self.kv_tenant_share}", param="kv_tenant_share"
+            )
+        check_policy(self.kv_policy, self.kv_ttl)
         for tenant, weight in self.tenant_weights.items():
             if not weight > 0.0:
                 raise InvalidInput(f"tenant {tenant!r} has weight {weight}, not above 0", param="tenant_weights")
@@ -64,6 +85,46 @@ class EngineConfig:
         pool = self.pages * PAGE_SIZE
         object.__setattr__(self, "kv_tokens", pool)
         object.__setattr__(self, "max_context", min(self.max_context or pool, pool))
+        self._check_pins()
+
+    def _check_pins(self) -> None:
+        if not self.kv_pin:
+            return
+        if not self.prefix_cache:
+            raise InvalidInput("pinned prefixes (kv_pin) need the prefix cache, which is off", param="kv_pin")
+        for prefix in self.kv_pin:
+            if len(prefix) < PAGE_SIZE:
+                raise InvalidInput(
+                    f"a pinned prefix of {len(prefix)} tokens fills no page of {PAGE_SIZE}: nothing of it can be kept",
+                    param="kv_pin",
+                )
+            if not all(0 <= token < 1 << 31 for token in prefix):
+                raise InvalidInput("a pinned prefix has a number in it that is no token id", param="kv_pin")
+        longest = -(-self.max_context // PAGE_SIZE)
+        if self.pinned_pages + longest > self.pages:
+            each = f", a copy for each of {self.tenants} API keys" if self.tenants > 1 else ""
+            raise InvalidInput(
+                f"the pinned prefixes take {self.pinned_pages} pages of {PAGE_SIZE} tokens{each}, and a request of the "
+                f"longest context ({self.max_context} tokens) takes {longest}, but the KV pool has {self.pages}: "
+                f"raise --kv-tokens to at least {(self.pinned_pages + longest) * PAGE_SIZE}, lower --max-context, "
+                "or pin less",
+                param="kv_pin",
+            )
+
+    @cached_property
+    def pinned_prefixes(self) -> tuple[bytes, ...]:
+        """Token ids of the pinned prefixes, as int32 bytes."""
+        return tuple(array("i", prefix).tobytes() for prefix in self.kv_pin)
+
+    @cached_property
+    def pinned_pages(self) -> int:
+        """Pages that the pinned prefixes take once all tenants have computed them."""
+        digests: set[bytes] = set()
+        for tokens in self.pinned_prefixes:
+            chain = PageChain(b"", PAGE_SIZE)
+            chain.extend(tokens)
+            digests.update(chain.digests)
+        return len(digests) * self.tenants
 
     @property
     def pages(self) -> int:

@@ -159,12 +159,14 @@ class EngineCore:
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             pages=scheduler.pool.size,
-            used_pages=scheduler.pool.size - scheduler.pool.free - cached,
+            used_pages=scheduler.pool.size - scheduler.pool.free - cached - scheduler.index.kept,
             cached_pages=cached,
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
             preemptions=scheduler.preemptions,
             steps=self.steps,
+            pinned_pages=scheduler.index.kept,
+            evictions=list(scheduler.index.evictions.values()),
             tier=self.tier_gauges,
         )
 

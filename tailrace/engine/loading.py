@@ -70,6 +70,24 @@ def check_context(spec: EngineSpec, shape: ModelConfig) -> None:
         )
 
 
+def check_pins(spec: EngineSpec, vocab: int) -> None:
+    """Raises ModelError where a pinned prefix has a token id that the model does not have."""
+    largest = max((max(prefix, default=0) for prefix in spec.kv_pin), default=0)
+    if largest >= vocab:
+        raise ModelError(
+            f"a pinned prefix (--kv-pin) has the token id {largest}, but the model's are 0 .. {vocab - 1}: was the "
+            "file made for another model?"
+        )
+
+
+def attention_parity(shape: ModelConfig) -> float:
+    """Tokens over which attention takes a layer as many multiply-adds as its products with weights: two for each
+    channel of its heads and token before (Q K and P V), against one for each weight."""
+    width = shape.heads * shape.head_dim
+    weights = shape.hidden * (2 * width + 2 * shape.kv_heads * shape.head_dim + 3 * shape.intermediate)
+    return weights / (2 * width)
+
+
 def cache_root(spec: EngineSpec) -> Path | None:
     """The root of the model cache; None is the default one."""
     return Path(spec.cache_dir) if spec.cache_dir is not None else None
@@ -173,11 +191,6 @@ def load(spec: EngineSpec) -> Loaded:
     from tailrace.backends.cpu.memory import available_memory
 
     kv_tokens, context = pool_sizes(spec, shape.max_context, token_bytes, available_memory())
-    model = as_asked(spec, load_model(checkpoint, max_context=context))
-    vocab = min(len(opened.table), model.vocab)
-    lap("model")
-    backend = build_backend(spec, model, pages=kv_tokens // PAGE_SIZE, context=context, vocab=vocab)
-    lap("backend")
     config = EngineConfig(
         kv_tokens=kv_tokens,
         max_context=context,
@@ -185,7 +198,19 @@ def load(spec: EngineSpec) -> Loaded:
         max_running=spec.max_running,
         max_waiting=spec.max_waiting,
         prefix_cache=spec.prefix_cache,
+        kv_policy=spec.kv_policy,
+        kv_ttl=spec.kv_ttl,
+        attention_parity=attention_parity(shape),
+        kv_tenant_share=spec.kv_tenant_share,
+        kv_pin=spec.kv_pin,
+        tenants=spec.tenants,
     )
+    model = as_asked(spec, load_model(checkpoint, max_context=context))
+    vocab = min(len(opened.table), model.vocab)
+    check_pins(spec, vocab)
+    lap("model")
+    backend = build_backend(spec, model, pages=kv_tokens // PAGE_SIZE, context=context, vocab=vocab)
+    lap("backend")
     core = EngineCore(
         backend,
         config,

@@ -123,7 +123,8 @@ class TierGauges(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Gauges(msgspec.Struct, frozen=True, array_like=True):
-    """State of the scheduler after a step. `cached_pages` are held by the prefix index alone (evictable)."""
+    """State of the scheduler after a step. `cached_pages` are held by the prefix index alone (evictable),
+    `pinned_pages` are kept for good; `used_pages` are the rest of those that are not free."""
 
     running: int = 0
     waiting: int = 0
@@ -134,6 +135,8 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True):
     prefix_hits: int = 0  # prompt tokens found, ever
     preemptions: int = 0
     steps: int = 0
+    pinned_pages: int = 0
+    evictions: list[int] = []  # pages forgotten, ever, by cause (`kv.prefix.CAUSES`)
     tier: TierGauges | None = None
 
 

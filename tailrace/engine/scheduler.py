@@ -38,6 +38,7 @@ from tailrace.engine.request import Request, State, pages_for
 from tailrace.engine.transfer import Load
 from tailrace.kv.pages import PagePool
 from tailrace.kv.prefix import Digest, Node, PageChain, PrefixIndex, page_digest, root_digest
+from tailrace.kv.retention import make_policy
 from tailrace.kv.tiers import key_at
 
 LOOK_UP_PAGES = 4096
@@ -65,7 +66,13 @@ class Scheduler:
     def __init__(self, config: EngineConfig, *, identity: bytes = b"", digest: Digest = page_digest) -> None:
         self.config = config
         self.pool = PagePool(config.pages)
-        self.index = PrefixIndex(self.pool)
+        self.index = PrefixIndex(
+            self.pool,
+            make_policy(config.kv_policy, page_tokens=PAGE_SIZE, ttl=config.kv_ttl, parity=config.attention_parity),
+            share=config.kv_tenant_share,
+            keep=config.pinned_prefixes,
+            keep_pages=config.pinned_pages,
+        )
         self.waiting: dict[str, Request] = {}
         self.running: list[Request] = []  # most senior first
         self.preempted: list[tuple[Request, str]] = []  # since the caller last took them, with the cause
@@ -132,6 +139,7 @@ class Scheduler:
     def plan(self, now: float, plan: Plan | None = None) -> Plan:
         """The next step, as if every running request went on. Given a plan that has not been launched, brings it up to
         date: its decodes stay, prompts and admissions are shared out anew."""
+        self.index.advance(now)
         if plan is None:
             self._number += 1
             plan = Plan(self._number)
@@ -319,7 +327,7 @@ class Scheduler:
             return True
         held = pages_for(claim.limit) + pages_for(request.limit)
         held += sum(pages_for(r.limit) for r in self.running if r.id in self._behind_claim)
-        return held <= self.pool.size
+        return held <= self.pool.size - self.config.pinned_pages
 
     def _pages_wanted(self, request: Request) -> int:
         """Pages of the tokens known; all that it can ever need where it is protected."""

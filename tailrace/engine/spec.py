@@ -21,6 +21,11 @@ class EngineSpec:
     kv_dtype: str = "bf16"
     quantize: str | None = None
     prefix_cache: bool = True
+    kv_policy: str = "lru"
+    kv_ttl: float = 0.0
+    kv_tenant_share: float = 1.0
+    kv_pin: tuple[tuple[int, ...], ...] = ()
+    tenants: int = 1
     kv_disk: str | None = None
     kv_disk_bytes: int = 4 << 30
     kv_key_file: str | None = None

@@ -1,7 +1,8 @@
 """The prefix index: which full pages are known, by what they hold and everything before it.
 
-Verbs: `match`, `pin`, `unpin`, `insert`, `evict`, `reset`, `check_integrity`; and `withdraw`, which takes back inserts
-whose content was never written. Their contracts are in their docstrings.
+Verbs: `match`, `pin`, `unpin`, `insert`, `advance`, `evict`, `reset`, `check_integrity`; and `withdraw`, which takes
+back inserts whose content was never written. Their contracts are in their docstrings. What a page is worth is for a
+policy to say (`retention`).
 """
 
 from __future__ import annotations
@@ -11,8 +12,12 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tailrace.kv.pages import PagePool
+from tailrace.kv.retention import Lru, Policy
 
 Digest = Callable[[bytes, bytes], bytes]
+CAUSES = ("pressure", "ttl", "quota", "reset")
+"""Why a page is forgotten: room was needed, it had not been used for too long, its tenant had too many, or somebody
+asked."""
 
 
 def root_digest(keys: Mapping[str, bytes]) -> bytes:
@@ -34,14 +39,14 @@ def page_digest(parent: bytes, tokens: bytes) -> bytes:
 class PageChain:
     """The identities of one sequence's full pages, computed once and grown as the sequence grows."""
 
-    __slots__ = ("_digest", "digests", "page_bytes", "root", "tokens")
+    __slots__ = ("digest", "digests", "page_bytes", "root", "tokens")
 
     def __init__(self, root: bytes, page_size: int, digest: Digest = page_digest) -> None:
         self.root = root
         self.page_bytes = 4 * page_size
         self.tokens: list[bytes] = []  # each full page's token ids
         self.digests: list[bytes] = []
-        self._digest = digest
+        self.digest = digest
 
     def __len__(self) -> int:
         return len(self.digests)
@@ -52,30 +57,79 @@ class PageChain:
         parent = self.digests[-1] if self.digests else self.root
         for begin in range(0, len(tokens) - size + 1, size):
             page = tokens[begin : begin + size]
-            parent = self._digest(parent, page)
+            parent = self.digest(parent, page)
             self.tokens.append(page)
             self.digests.append(parent)
 
 
 class Node:
-    """One full page in the index. `pins` counts the requests whose path runs through it."""
+    """One full page in the index. `pins` counts the requests whose path runs through it, and the index where it keeps
+    the page for good (`kept`)."""
 
-    __slots__ = ("children", "digest", "entry", "page", "parent", "pins", "tokens", "used")
+    __slots__ = (
+        "children", "depth", "digest", "entry", "kept", "page", "parent", "pins", "tokens", "tree", "used", "uses",
+        "value",
+    )  # fmt: skip
 
-    def __init__(self, digest: bytes, tokens: bytes, page: int, parent: Node | None) -> None:
+    def __init__(self, digest: bytes, tokens: bytes, page: int, parent: Node | None, tree: Tree) -> None:
         self.digest = digest
         self.tokens = tokens
         self.page = page  # -1 once it has left the index, and for roots
         self.parent = parent
+        self.tree = tree
+        self.depth: int = -1 if parent is None else parent.depth + 1  # pages before it
         self.children = 0
         self.pins = 0
-        self.used = 0  # tick of the last unpin of a path through it; orders evictions
-        self.entry = 0  # number of its latest entry in the leaf heap
+        self.kept = False
+        self.used = 0  # tick of the last unpin of a path through it
+        self.uses = 0  # unpins of paths through it
+        self.value = 0.0  # what the policy says that it is worth, from when its last pin went
+        self.entry = 0  # number of its latest entry in the heaps of leaves
 
     @property
     def alive(self) -> bool:
         """False once it has left the index."""
         return self.page >= 0
+
+
+class Leaves:
+    """A heap of evictable leaves, the least valued first, of equals the least recently used. An entry that is no longer
+    true stays until it surfaces, or until such entries are the majority; `count` is the number of true ones."""
+
+    __slots__ = ("count", "heap")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.heap: list[tuple[float, int, int, Node]] = []  # (value, last used, entry number, node); numbers are unique
+
+    def push(self, node: Node) -> None:
+        """Enters a node that has just become an evictable leaf."""
+        self.count += 1
+        heapq.heappush(self.heap, (node.value, node.used, node.entry, node))
+        if len(self.heap) > 2 * self.count + 64:
+            self.heap[:] = [entry for entry in self.heap if is_current(entry[2], entry[3])]
+            heapq.heapify(self.heap)
+
+
+class Tree:
+    """All pages below one root digest: a tenant's. `leaves` is None where a tenant may have the whole pool."""
+
+    __slots__ = ("evictable", "keep", "leaves", "root")
+
+    def __init__(self, chain: PageChain, keep: Iterable[bytes], leaves: Leaves | None) -> None:
+        self.root = Node(chain.root, b"", -1, None, self)
+        self.evictable = 0  # unpinned pages
+        self.leaves = leaves
+        self.keep: dict[bytes, bytes] = {}  # digests and token ids of the pages that are kept for good once known
+        for tokens in keep:
+            kept = PageChain(chain.root, chain.page_bytes // 4, chain.digest)
+            kept.extend(tokens)
+            self.keep |= zip(kept.digests, kept.tokens, strict=True)
+
+
+def is_current(entry: int, node: Node) -> bool:
+    """Whether this entry number of a heap is the node's latest, and the node an evictable leaf."""
+    return entry == node.entry and node.page >= 0 and not node.pins and not node.children
 
 
 class PrefixIndex:
@@ -87,24 +141,44 @@ class PrefixIndex:
     - A request pins a path: every node from the first page down, and only nodes whose pages are in its block table.
       So a parent's pins are never fewer than a child's, an unpinned node has only unpinned nodes below it, `evictable`
       is simply the number of unpinned nodes, and a request keeps no page from eviction but its own.
+    - A page that is kept for good is pinned once more, by the index, and so are all pages before it.
     - Two nodes never have one digest. A digest that is taken by other content (a collision, which only a stubbed hash
       ever produces) is a miss and cannot be inserted; it never is a wrong hit, since a hit compares the token ids and
       the parent, up to the root, which is compared in full.
+    - No tenant (root digest) has more than `share` of the pool in unpinned pages once `unpin` has returned.
 
-    Eviction is least recently used first: a heap of leaves, entered when their last pin or last child goes, ordered by
-    when they were last used. Entries that are no longer true are skipped when they surface, and the heap is rebuilt
-    when they are the majority: an eviction looks at a constant number of entries on average, each O(log n).
+    Eviction is of the least valued leaf first: a heap of leaves, entered when their last pin or last child goes,
+    ordered by what the policy said when they were last used. Entries that are no longer true are skipped when they
+    surface, and the heap is rebuilt when they are the majority: an eviction looks at a constant number of entries on
+    average, each O(log n). Where tenants have a share, each has a heap of its own besides, under the same rules.
+
+    `keep` are the token ids (int32 bytes, of which full pages count) of prefixes that are kept for good in the tree of
+    every tenant that has computed them, `keep_pages` at most in all.
     """
 
-    def __init__(self, pool: PagePool) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        policy: Policy | None = None,
+        *,
+        share: float = 1.0,
+        keep: Sequence[bytes] = (),
+        keep_pages: int = 0,
+    ) -> None:
         self._pool = pool
+        self._policy: Policy = policy or Lru()
+        self._share = int(share * pool.size) if share < 1.0 else None  # most unpinned pages of a tenant
+        self._keep = keep
+        self._keep_pages = keep_pages
         self._nodes: dict[bytes, Node] = {}
-        self._roots: dict[bytes, Node] = {}
-        self._leaves: list[tuple[int, int, Node]] = []  # (last used, entry number, node); numbers are unique
-        self._leaf_count = 0  # nodes that are evictable leaves now
+        self._trees: dict[bytes, Tree] = {}
+        self._leaves = Leaves()
+        self._now = 0.0
         self._tick = 0
         self._entries = 0
         self.evictable = 0
+        self.kept = 0  # pages that are kept for good
+        self.evictions = dict.fromkeys(CAUSES, 0)  # ever
         self.visited = 0  # heap entries that evictions have looked at, ever
 
     def __len__(self) -> int:
@@ -113,10 +187,11 @@ class PrefixIndex:
     def match(self, chain: PageChain, limit: int) -> list[Node]:
         """The longest known path of the chain's first `limit` pages. No side effects: the nodes may be evicted as soon
         as anything else is called but `pin`."""
-        parent = self._roots.get(chain.root)
+        tree = self._trees.get(chain.root)
         path: list[Node] = []
-        if parent is None:
+        if tree is None:
             return path
+        parent = tree.root
         known, tokens = self._nodes, chain.tokens
         for at, digest in enumerate(chain.digests[:limit] if limit < len(chain.digests) else chain.digests):
             node = known.get(digest)
@@ -126,27 +201,42 @@ class PrefixIndex:
             parent = node
         return path
 
-    def pin(self, path: Iterable[Node]) -> None:
+    def pin(self, path: Sequence[Node]) -> None:
         """One more pin on each node of a path that begins at a first page: none of them is evicted until `unpin`. The
         caller shares the pages in the pool itself."""
+        count = 0
         for node in path:
             if not node.pins:
-                self.evictable -= 1
+                count += 1
                 if not node.children:
-                    self._leaf_count -= 1
+                    self._no_leaf(node)
             node.pins += 1
+        if count:
+            self.evictable -= count
+            path[0].tree.evictable -= count
 
     def unpin(self, path: Sequence[Node]) -> None:
         """Takes back one pin from each node of a path (all that the caller pinned, so that parents stay pinned at least
-        as often as their children), and marks it as just used."""
+        as often as their children), and marks it as just used. Where that leaves the tenant more unpinned pages than
+        its share, the least valued of them are forgotten."""
+        if not path:
+            return
         self._tick += 1
+        count, tree = 0, path[0].tree
         for node in reversed(path):
             node.used = self._tick
+            node.uses += 1
             node.pins -= 1
             if not node.pins:
-                self.evictable += 1
+                count += 1
+                node.value = self._policy.value(node, self._now)
                 if not node.children:
                     self._push(node)
+        self.evictable += count
+        tree.evictable += count
+        if self._share is not None and tree.leaves is not None:
+            while tree.evictable > self._share and (leaf := self._pop(tree.leaves)) is not None:
+                self._forget(leaf, "quota")
 
     def insert(self, chain: PageChain, at: int, parent: Node | None, page: int) -> Node | None:
         """Makes the chain's page number `at` known as `page`, below `parent` (None: it is the first), which the caller
@@ -157,48 +247,70 @@ class PrefixIndex:
         alone, to be freed with it, and so do its pages after that. The page is complete when the step that is about to
         be launched ends; later steps may rely on it.
         """
-        if parent is None:
-            parent = self._roots.get(chain.root) or Node(chain.root, b"", -1, None)
         digest = chain.digests[at]
         if digest in self._nodes:
             return None
+        if parent is None:
+            tree = self._trees.get(chain.root)
+            if tree is None:
+                tree = Tree(chain, self._keep, Leaves() if self._share is not None else None)
+                self._trees[chain.root] = tree
+            parent = tree.root
+        else:
+            tree = parent.tree
         self._pool.share((page,))
-        node = Node(digest, chain.tokens[at], page, parent)
+        node = Node(digest, chain.tokens[at], page, parent, tree)
         self._nodes[digest] = node
-        if parent.parent is None:
-            self._roots[parent.digest] = parent
         parent.children += 1
         node.pins = 1
+        if tree.keep and tree.keep.get(digest) == node.tokens and self.kept < self._keep_pages:
+            node.kept = parent is tree.root or parent.kept
+            node.pins += node.kept
+            self.kept += node.kept
         return node
 
-    def evict(self, count: int) -> int:
-        """Forgets up to `count` unpinned pages, least recently used leaves first, and releases them in the pool.
-        Returns how many; fewer only where no unpinned page is left."""
-        done = 0
-        while done < count and self._leaves:
-            _, entry, node = heapq.heappop(self._leaves)
+    def advance(self, now: float) -> int:
+        """It is `now` (seconds, never less than before): forgets unpinned pages that the policy calls overdue, and
+        returns how many. What is unpinned from here on is used at this time."""
+        self._now = now
+        worth, heap, done = self._policy.overdue(now), self._leaves.heap, 0
+        while heap and heap[0][0] < worth:
+            *_, entry, node = heapq.heappop(heap)
             self.visited += 1
-            if entry != node.entry or node.page < 0 or node.pins or node.children:
-                continue
-            self._leaf_count -= 1
-            self._remove(node)
+            if is_current(entry, node):
+                self._forget(node, "ttl")
+                done += 1
+        return done
+
+    def evict(self, count: int) -> int:
+        """Forgets up to `count` unpinned pages, least valued leaves first, and releases them in the pool. Returns how
+        many; fewer only where no unpinned page is left."""
+        done = 0
+        while done < count and (node := self._pop(self._leaves)) is not None:
+            self._policy.evicted(node.value)
+            self._forget(node, "pressure")
             done += 1
         return done
 
     def withdraw(self, nodes: Sequence[Node]) -> None:
-        """Takes back inserts whose content was never written. The nodes are in order of insertion and unpinned by now;
-        those evicted since are skipped."""
+        """Takes back inserts whose content was never written. The nodes are in order of insertion and unpinned by now
+        (but for those that are kept for good, which may come again); those evicted since are skipped."""
         for node in reversed(nodes):
             if node.page < 0:
                 continue
+            if node.kept:
+                self._unkeep(node)
             assert not node.pins, "withdrawn while in use"
             assert not node.children, "withdrawn with pages below it"
-            self._leaf_count -= 1
             self._remove(node)
 
     def reset(self) -> int:
-        """Forgets every page that no request pins; returns how many."""
-        return self.evict(self.evictable)
+        """Forgets every page that no request pins and that is not kept for good; returns how many."""
+        done = 0
+        while (node := self._pop(self._leaves)) is not None:
+            self._forget(node, "reset")
+            done += 1
+        return done
 
     def pages(self) -> list[int]:
         """The pages that the index holds."""
@@ -206,7 +318,7 @@ class PrefixIndex:
 
     def check_integrity(self, paths: Iterable[Sequence[Node]]) -> None:
         """AssertionError unless these paths (every running request's) are exactly the pins counted, and the tree, the
-        counts and the leaf heap agree. O(nodes)."""
+        counts and the heaps of leaves agree. O(nodes)."""
         pins: dict[int, int] = {}
         for path in paths:
             above: Node | None = None
@@ -219,47 +331,98 @@ class PrefixIndex:
         for digest, node in self._nodes.items():
             assert node.digest == digest
             assert node.alive
-            assert node.parent is not None
             up = node.parent
-            assert self._nodes.get(up.digest) is up or self._roots.get(up.digest) is up, "an orphan in the index"
+            assert up is not None
+            assert self._nodes.get(up.digest) is up or up is node.tree.root, "an orphan in the index"
+            assert self._trees.get(node.tree.root.digest) is node.tree, "a page of a tree that is gone"
+            assert node.tree is up.tree, "a page below another tenant's"
+            assert node.depth == up.depth + 1, f"page {node.page} is at the wrong depth"
             children[id(up)] = children.get(id(up), 0) + 1
-        heads = {entry: node for _, entry, node in self._leaves}
-        leaves = 0
+            if node.kept:
+                assert node.tree.keep.get(digest) == node.tokens, f"page {node.page} is kept and need not be"
+                assert up is node.tree.root or up.kept, f"page {node.page} is kept without those before it"
         for node in self._nodes.values():
-            assert node.pins == pins.get(id(node), 0), f"page {node.page} counts {node.pins} pins"
+            assert node.pins == pins.get(id(node), 0) + node.kept, f"page {node.page} counts {node.pins} pins"
             assert node.children == children.get(id(node), 0), f"page {node.page} counts {node.children} children"
-            if not node.pins and not node.children:
-                leaves += 1
-                assert heads.get(node.entry) is node, f"page {node.page} can never be evicted"
-        assert all(root.children == children.get(id(root), 0) > 0 for root in self._roots.values())
-        assert leaves == self._leaf_count, "evictable leaves are miscounted"
+        assert self.kept == sum(node.kept for node in self._nodes.values()) <= self._keep_pages, "kept is miscounted"
+        self._check_leaves(self._leaves, self._nodes.values())
         assert self.evictable == sum(not node.pins for node in self._nodes.values()), "evictable is miscounted"
+        members: dict[int, list[Node]] = {}
+        for node in self._nodes.values():
+            members.setdefault(id(node.tree), []).append(node)
+        for tree in self._trees.values():
+            nodes = members.get(id(tree), [])
+            assert tree.root.children == children.get(id(tree.root), 0) > 0, "an empty tree"
+            assert tree.evictable == sum(not node.pins for node in nodes), "a tenant's pages are miscounted"
+            assert (tree.leaves is None) is (self._share is None)
+            if tree.leaves is not None and self._share is not None:
+                assert tree.evictable <= self._share, "a tenant has more than its share"
+                self._check_leaves(tree.leaves, nodes)
+
+    def _check_leaves(self, leaves: Leaves, nodes: Iterable[Node]) -> None:
+        entries = {entry: (value, used, node) for value, used, entry, node in leaves.heap}
+        assert len(entries) == len(leaves.heap), "two entries have one number"
+        count = 0
+        for node in nodes:
+            if not node.pins and not node.children:
+                count += 1
+                found = entries.get(node.entry)
+                assert found == (node.value, node.used, node), f"page {node.page} can never be evicted"
+        assert count == leaves.count, "evictable leaves are miscounted"
 
     def _push(self, node: Node) -> None:
-        """Enters a node that has just become an evictable leaf; rebuilds the heap where stale entries outnumber."""
-        self._leaf_count += 1
+        """It has just become an evictable leaf."""
         self._entries += 1
         node.entry = self._entries
-        heapq.heappush(self._leaves, (node.used, node.entry, node))
-        if len(self._leaves) > 2 * self._leaf_count + 64:
-            self._leaves = [
-                (used, entry, leaf)
-                for used, entry, leaf in self._leaves
-                if entry == leaf.entry and leaf.page >= 0 and not leaf.pins and not leaf.children
-            ]
-            heapq.heapify(self._leaves)
+        self._leaves.push(node)
+        if node.tree.leaves is not None:
+            node.tree.leaves.push(node)
+
+    def _no_leaf(self, node: Node) -> None:
+        """It is no longer an evictable leaf."""
+        self._leaves.count -= 1
+        if node.tree.leaves is not None:
+            node.tree.leaves.count -= 1
+
+    def _pop(self, leaves: Leaves) -> Node | None:
+        """The least valued leaf, which leaves this heap; None where there is none."""
+        heap = leaves.heap
+        while heap:
+            *_, entry, node = heapq.heappop(heap)
+            self.visited += 1
+            if is_current(entry, node):
+                return node
+        return None
+
+    def _forget(self, node: Node, cause: str) -> None:
+        """An unpinned leaf is evicted."""
+        self.evictions[cause] += 1
+        self._remove(node)
 
     def _remove(self, node: Node) -> None:
-        """Takes an unpinned leaf out; its parent may become one, in its place in the order of use."""
-        parent = node.parent
+        """Takes an unpinned leaf out; its parent may become one, in its place in the order of what pages are worth."""
+        parent, tree = node.parent, node.tree
         assert parent is not None
         del self._nodes[node.digest]
         self._pool.release((node.page,))
+        self._no_leaf(node)
         self.evictable -= 1
+        tree.evictable -= 1
         node.page = -1
         parent.children -= 1
-        if parent.page < 0:
+        if parent is tree.root:
             if not parent.children:
-                del self._roots[parent.digest]
+                del self._trees[parent.digest]
         elif not parent.children and not parent.pins:
             self._push(parent)
+
+    def _unkeep(self, node: Node) -> None:
+        """The index takes back its own pin."""
+        node.kept = False
+        self.kept -= 1
+        node.pins -= 1
+        if not node.pins:
+            self.evictable += 1
+            node.tree.evictable += 1
+            if not node.children:
+                self._push(node)

@@ -86,6 +86,11 @@ def build(spec: EngineSpec, kind: type[Parrot]) -> Loaded:
         max_running=spec.max_running,
         max_waiting=spec.max_waiting,
         prefix_cache=spec.prefix_cache,
+        kv_policy=spec.kv_policy,
+        kv_ttl=spec.kv_ttl,
+        kv_tenant_share=spec.kv_tenant_share,
+        kv_pin=spec.kv_pin,
+        tenants=spec.tenants,
     )
     core = EngineCore(
         backend,

@@ -11,6 +11,8 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tailrace.api.metrics import Metrics
+from tailrace.engine.protocol import Gauges
 from tests.api.conftest import Running, serving, until
 
 CHAT = {"model": "stand", "messages": [{"role": "user", "content": "hello there"}]}
@@ -93,6 +95,15 @@ def test_names_labels_and_buckets_are_vllms(watched: Running) -> None:
     assert bounds[-2:] == ["2560.0", "+Inf"]
     assert found["vllm:cache_config_info"].samples[0].labels["block_size"] == "16"
     assert found["vllm:cache_config_info"].samples[0].labels["enable_prefix_caching"] == "True"
+
+
+def test_evictions_keep_rising_when_an_engine_is_started_again() -> None:
+    metrics = Metrics("m")
+    metrics.gauges(Gauges(evictions=[5, 0, 1, 2]), Gauges(evictions=[1, 0, 0, 2]), 0)
+    assert metrics.engine.evictions == {"pressure": 4, "ttl": 0, "quota": 1, "reset": 0}
+    metrics.gauges(Gauges(evictions=[2, 0, 0, 4]), Gauges(evictions=[0, 0, 0, 3]), 1)
+    metrics.gauges(Gauges(), None, 1)
+    assert metrics.engine.evictions == {"pressure": 6, "ttl": 0, "quota": 1, "reset": 1}
 
 
 def test_strangers_cannot_make_new_series() -> None:

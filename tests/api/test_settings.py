@@ -34,9 +34,13 @@ def test_other_hosts_than_loopback_need_a_key() -> None:
         {"threads": 0},
         {"threads": 100_000},
         {"backend": "gpu"},
+        {"kv_policy": "mru"},
+        {"kv_ttl": 5.0},
+        {"kv_tenant_share": 0.0},
         {"kv_disk_bytes": 0},
         {"kv_key_file": "key"},
         {"kv_disk": "kv", "prefix_cache": False},
+        {"kv_disk": "kv", "kv_policy": "ttl", "kv_ttl": 5.0},
         {"api_keys": ("",)},
         {"api_keys": ("a b ",)},
     ],
@@ -45,6 +49,12 @@ def test_wrong_settings_are_named(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidInput) as refused:
         Settings("m", **wrong).check()  # type: ignore[arg-type]
     assert refused.value.param in wrong
+
+
+def test_there_is_room_for_the_pinned_prefixes_of_every_key() -> None:
+    assert Settings("m", kv_pin=((1,) * 16,)).engine().tenants == 1
+    made = Settings("m", kv_pin=((1,) * 16,), kv_policy="ttl", kv_ttl=5.0, api_keys=("a", "b", "b")).engine()
+    assert (made.tenants, made.kv_pin, made.kv_policy, made.kv_ttl) == (2, ((1,) * 16,), "ttl", 5.0)
 
 
 def test_as_many_threads_as_cores_are_possible() -> None:

@@ -36,7 +36,8 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
         str(tmp_path / "m.gguf"), "--host", "::1", "--port=0", "--api-key", "a", "--api-key", "b", "--served-name", "x",
         "--kv-tokens", "64", "--max-context", "32", "--step-tokens", "16", "--max-running", "3", "--max-waiting", "4",
         "--no-prefix-cache", "--threads", "2", "--kernels", "avx2", "--kv-dtype", "f32", "--backend", "reference",
-        "--quantize", "int4", "--kv-disk", "kv", "--kv-disk-bytes", "500MB", "--kv-key-file", "k",
+        "--quantize", "int4", "--kv-policy", "ttl", "--kv-ttl", "90", "--kv-tenant-share", "0.5",
+        "--kv-disk", "kv", "--kv-disk-bytes", "500MB", "--kv-key-file", "k",
         "--request-timeout", "9", "--drain-timeout", "5", "--hang-timeout", "6", "--start-timeout", "7",
         "--cache", str(tmp_path), "--no-template-args", "--no-log-requests", "--quiet",
     )  # fmt: skip
@@ -44,6 +45,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
     assert (made.kv_tokens, made.max_context, made.step_tokens) == (64, 32, 16)
     assert (made.max_running, made.max_waiting, made.prefix_cache) == (3, 4, False)
     assert (made.threads, made.kernels, made.kv_dtype, made.backend) == (2, "avx2", "f32", "reference")
+    assert (made.kv_policy, made.kv_ttl, made.kv_tenant_share) == ("ttl", 90, 0.5)
     assert made.quantize == made.engine().quantize == "int4"
     for told in (made, made.engine()):
         assert (told.kv_disk, told.kv_disk_bytes, told.kv_key_file) == ("kv", 500_000_000, "k")
@@ -88,6 +90,33 @@ def test_a_key_file_without_a_key_is_refused(tmp_path: Path, content: str | None
         file.write_text(content)
     with pytest.raises(InvalidInput, match="--api-key-file"):
         settings("--api-key-file", str(file))
+
+
+def test_a_text_is_pinned_as_the_chat_template_renders_it(smollm2: Path, tmp_path: Path) -> None:
+    file = tmp_path / "system.txt"
+    file.write_text("<|im_start|>system\nYou are a river guide.<|im_end|>\n")
+    made, load_text = serve._with_pins(settings(str(smollm2)), [str(file)])
+    assert load_text is not None
+    text = load_text(made)
+    messages = [{"role": "system", "content": "You are a river guide."}, {"role": "user", "content": "Hello!"}]
+    (pinned,) = made.kv_pin
+    assert len(pinned) > 8
+    assert text.encode_chat(messages)[: len(pinned)] == list(pinned)
+    assert load_text(made) is text  # loaded once
+
+
+def test_a_file_that_cannot_be_pinned_is_refused_before_anything_is_served(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "long.json").write_text(str([5] * 700))
+    sizes = ("--kv-tokens", "1024", "--max-context", "512", "--port", "0")
+    for pin, said, status in (
+        ("nowhere", "--kv-pin nowhere", 2),
+        ("long.json", "raise --kv-tokens to at least 1200", 1),
+    ):
+        file = str(tmp_path / pin) if pin == "long.json" else pin
+        ended = run("serve", "smollm2-135m", *sizes, "--kv-pin", file)
+        assert ended.returncode == status
+        assert said in ended.stderr
+        assert "Traceback" not in ended.stderr
 
 
 def test_an_unknown_model_says_which_are_known(run: Run) -> None:

@@ -24,6 +24,11 @@ from tailrace.terms import InvalidInput
         ("oldest_share", float("nan")),
         ("age_seconds", 0.0),
         ("tenant_weights", {"a": 0.0}),
+        ("kv_policy", "mru"),
+        ("kv_ttl", 5.0),
+        ("kv_tenant_share", 0.0),
+        ("kv_tenant_share", 1.1),
+        ("tenants", 0),
     ],
 )
 def test_impossible_sizes_are_refused_by_name(name: str, value: object) -> None:

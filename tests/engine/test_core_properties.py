@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tailrace.backends import Batch
 from tailrace.engine.config import EngineConfig
+from tailrace.kv.retention import POLICIES
 from tailrace.terms import EventKind
 from tests.fakes import Driver, FakeClock
 
@@ -76,22 +77,32 @@ def arrivals() -> st.SearchStrategy[Arrival]:
     )
 
 
-def configs() -> st.SearchStrategy[EngineConfig]:
-    return st.builds(
-        EngineConfig,
-        kv_tokens=st.sampled_from([240, 256, 400, 1024, 4096]),
-        max_context=st.sampled_from([0, 230]),
-        step_tokens=st.sampled_from([16, 17, 64, 200, 512]),
-        max_running=st.integers(1, 6),
-        max_waiting=st.sampled_from([4, 64]),
-        prefix_cache=st.booleans(),
-        decode_share=st.sampled_from([0.25, 0.75, 1.0]),
-        prefill_beside_decodes=st.sampled_from([0, 0, 5]),
-        oldest_share=st.sampled_from([0.25, 1.0]),
-        scored_rows=st.sampled_from([1, 7, 64]),
-        max_preemptions=st.integers(0, 3),
-        max_passed=st.sampled_from([1, 8]),
-        age_seconds=st.sampled_from([0.1, 10.0]),
+@st.composite
+def configs(draw: st.DrawFn, policy: str = "lru") -> EngineConfig:
+    """Pools that are too small for what comes, with and without tenants' shares and pinned prefixes."""
+    kv_tokens = draw(st.sampled_from([240, 256, 400, 1024, 4096]))
+    pinned = draw(st.sampled_from([(), (), (tuple(STEMS[0][:40]), tuple(STEMS[1][:16]))]))
+    longest = kv_tokens - 2 * 48 if pinned else 230  # two tenants with three pages each
+    return EngineConfig(
+        kv_tokens=kv_tokens,
+        max_context=draw(st.sampled_from([longest] if pinned else [0, longest])),
+        step_tokens=draw(st.sampled_from([16, 17, 64, 200, 512])),
+        max_running=draw(st.integers(1, 6)),
+        max_waiting=draw(st.sampled_from([4, 64])),
+        prefix_cache=bool(pinned) or draw(st.booleans()),
+        decode_share=draw(st.sampled_from([0.25, 0.75, 1.0])),
+        prefill_beside_decodes=draw(st.sampled_from([0, 0, 5])),
+        oldest_share=draw(st.sampled_from([0.25, 1.0])),
+        scored_rows=draw(st.sampled_from([1, 7, 64])),
+        max_preemptions=draw(st.integers(0, 3)),
+        max_passed=draw(st.sampled_from([1, 8])),
+        age_seconds=draw(st.sampled_from([0.1, 10.0])),
+        kv_policy=policy,
+        kv_ttl=draw(st.sampled_from([0.05, 1.0])) if policy == "ttl" else 0.0,
+        attention_parity=draw(st.sampled_from([20.0, 24_576.0])),
+        kv_tenant_share=draw(st.sampled_from([1.0, 1.0, 0.3])),
+        kv_pin=pinned,
+        tenants=2,
     )
 
 
@@ -146,9 +157,11 @@ def check(driver: Driver, scenario: list[Arrival], config: EngineConfig) -> None
 QUICK = settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-@settings(QUICK, max_examples=80)
-@given(config=configs(), scenario=st.lists(arrivals(), min_size=1, max_size=14))
-def test_tokens_are_those_of_the_request_alone(config: EngineConfig, scenario: list[Arrival]) -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(QUICK, max_examples=60)
+@given(data=st.data(), scenario=st.lists(arrivals(), min_size=1, max_size=14))
+def test_tokens_are_those_of_the_request_alone(policy: str, data: st.DataObject, scenario: list[Arrival]) -> None:
+    config = data.draw(configs(policy))
     driver = Driver(
         config,
         vocab=VOCAB,
@@ -160,15 +173,17 @@ def test_tokens_are_those_of_the_request_alone(config: EngineConfig, scenario: l
     check(driver, scenario, config)
 
 
-@settings(QUICK, max_examples=25)
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(QUICK, max_examples=15)
 @given(
-    config=configs(),
+    data=st.data(),
     scenario=st.lists(arrivals(), min_size=1, max_size=10),
     failing=st.sets(st.integers(1, 30), min_size=1, max_size=4),
 )
 def test_failing_steps_fail_their_requests_alone(
-    config: EngineConfig, scenario: list[Arrival], failing: set[int]
+    policy: str, data: st.DataObject, scenario: list[Arrival], failing: set[int]
 ) -> None:
+    config = data.draw(configs(policy))
     count = 0
 
     def fail(batch: Batch) -> Exception | None:
@@ -193,8 +208,8 @@ def test_a_hash_that_always_collides_changes_no_token(config: EngineConfig, scen
     driver.assert_at_rest()
 
 
-@pytest.mark.parametrize("cache", [True, False])
-def test_pages_return_to_their_base_over_2000_requests_of_every_kind(cache: bool) -> None:
+@pytest.mark.parametrize(("cache", "policy"), [(False, "lru"), *((True, policy) for policy in POLICIES)])
+def test_pages_return_to_their_base_over_2000_requests_of_every_kind(cache: bool, policy: str) -> None:
     count = 0
 
     def fail(batch: Batch) -> Exception | None:
@@ -202,7 +217,15 @@ def test_pages_return_to_their_base_over_2000_requests_of_every_kind(cache: bool
         count += 1
         return OSError("gone") if count % 97 == 0 else None
 
-    config = EngineConfig(kv_tokens=640, step_tokens=96, max_running=6, max_waiting=12, prefix_cache=cache)
+    config = EngineConfig(
+        kv_tokens=640,
+        step_tokens=96,
+        max_running=6,
+        max_waiting=12,
+        prefix_cache=cache,
+        kv_policy=policy,
+        kv_ttl=5.0 if policy == "ttl" else 0.0,
+    )
     driver = Driver(config, vocab=VOCAB, eos_ids=[7], fail=fail, check_every=20)
     for n in range(2000):
         stem = STEMS[n % 2][: 16 * (n % 5)]

@@ -2,63 +2,13 @@
 
 import hashlib
 from array import array
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.kv.pages import PagePool
-from tailrace.kv.prefix import Node, PageChain, PrefixIndex, page_digest, root_digest
-
-PAGE = 4
-ROOT = root_digest({"tenant": b"", "model": b"m"})
-
-
-class Cache:
-    """A pool with its index, and whole sequences inserted by one request each."""
-
-    def __init__(self, pages: int, digest=page_digest) -> None:
-        self.pool = PagePool(pages)
-        self.index = PrefixIndex(self.pool)
-        self.digest = digest
-
-    def chain(self, tokens: Sequence[int], root: bytes = ROOT) -> PageChain:
-        chain = PageChain(root, PAGE, self.digest)
-        chain.extend(array("i", tokens).tobytes())
-        return chain
-
-    def match(self, tokens: Sequence[int], root: bytes = ROOT) -> int:
-        chain = self.chain(tokens, root)
-        return len(self.index.match(chain, len(chain)))
-
-    def hold(self, tokens: Sequence[int], root: bytes = ROOT) -> tuple[list[Node], list[int]]:
-        """Matches, pins, takes the missing pages and inserts them, as a request does that computes everything."""
-        chain = self.chain(tokens, root)
-        path = self.index.match(chain, len(chain))
-        self.index.pin(path)
-        pages = [node.page for node in path]
-        self.pool.share(pages)
-        missing = len(chain) - len(path)
-        self.index.evict(missing - self.pool.free)
-        pages += self.pool.take(missing)
-        for at in range(len(path), len(chain)):
-            node = self.index.insert(chain, at, path[-1] if path else None, pages[at])
-            if node is None:
-                break
-            path.append(node)
-        return path, pages
-
-    def let_go(self, held: tuple[list[Node], list[int]]) -> None:
-        self.index.unpin(held[0])
-        self.pool.release(held[1])
-
-    def remember(self, tokens: Sequence[int], root: bytes = ROOT) -> None:
-        self.let_go(self.hold(tokens, root))
-
-    def check(self, held: Sequence[tuple[list[Node], list[int]]] = ()) -> None:
-        self.index.check_integrity([path for path, _ in held])
-        self.pool.check_integrity([*(pages for _, pages in held), self.index.pages()])
+from tailrace.kv.prefix import root_digest
+from tests.kv.support import PAGE, ROOT, Cache, Held
 
 
 def test_a_match_is_the_longest_known_path_of_full_pages() -> None:
@@ -281,7 +231,7 @@ def test_hits_without_evictions_do_not_grow_the_heap() -> None:
     cache.remember(range(16))
     for _ in range(5000):
         cache.remember(range(16))
-    assert len(cache.index._leaves) <= 128
+    assert len(cache.index._leaves.heap) <= 128
     cache.check()
 
 
@@ -298,7 +248,7 @@ def test_hits_without_evictions_do_not_grow_the_heap() -> None:
 )
 def test_pages_and_pins_always_balance(verbs: list[tuple[str, list[int], int]]) -> None:
     cache = Cache(24)
-    held: list[tuple[list[Node], list[int]]] = []
+    held: list[Held] = []
     for verb, kinds, count in verbs:
         tokens = [kind for kind in kinds for _ in range(PAGE)]
         if verb == "hold" and len(kinds) <= cache.pool.free + cache.index.evictable - len(kinds):
