@@ -179,7 +179,8 @@ class Transfers:
         with self._wake:
             self._waiting.add(key.digest)
             self._stores.append((key, data))
-            self._wake.notify()
+            if self._may_store():
+                self._wake.notify()
 
     def close(self) -> None:
         """Stores what is queued, as far as that goes in half a second, and ends the thread."""
