@@ -22,7 +22,8 @@ inline F gumbel(I token, uint32_t k0, uint32_t k1, uint32_t position) {
     h = h ^ a;
     h = h * word(0x9E3779B1u);
     h = h ^ i_shr<15>(h);
-    const F u = (i_float(i_shr<8>(h)) + f_set1(0.5f)) * f_set1(0x1p-24f);
+    // 23 bits, so that the half is exact: with 24 the largest would round to 1, whose noise is infinite
+    const F u = (i_float(i_shr<9>(h)) + f_set1(0.5f)) * f_set1(0x1p-23f);
     return f_zero() - f_log(f_zero() - f_log(u));
 }
 

@@ -13,7 +13,7 @@ from tailrace.backends import BLOCK, Attention, Format, Ops, T, Weight
 from tailrace.backends.cpu import CpuBackend, available_kernels
 from tailrace.backends.cpu.record import FLOATS
 from tailrace.backends.cpu.store import pack
-from tailrace.backends.reference import ReferenceBackend
+from tailrace.backends.reference import ReferenceBackend, gumbel
 from tests.batches import batch
 
 KERNELS = available_kernels()
@@ -281,6 +281,18 @@ def test_not_a_number_is_never_drawn(kernels: str) -> None:
     model = OneLinear(floats("t", table), floats("w", np.ones((64, 32))))
     for params in ({"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 4}):
         assert on_cpu(model, kernels).run(batch([([0], 0, [0])], [0], **params)).tokens.tolist() == [-1]
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_no_noise_makes_the_impossible_likely(kernels: str) -> None:
+    """The largest hash of all, for a token that is e^60 less likely than another. 24 bits of it are infinite."""
+    model = OneLinear(
+        floats("t", np.ones((1, 32))), floats("w", np.array([0, -60, -60, -60, -60, -60])[:, None] * np.eye(1, 32))
+    )
+    step = batch([([0], 0, [0])], [0], temperature=1.0, seed=1_988_407, position=0)
+    assert gumbel(1_988_407, 0, 6)[5] > 15
+    assert on_cpu(model, kernels).run(step).tokens.tolist() == [0]
+    assert ReferenceBackend(model, pages=1).run(step).tokens.tolist() == [0]
 
 
 def test_the_noise_is_uniform_enough_to_sample_from() -> None:

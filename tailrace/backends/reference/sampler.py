@@ -19,7 +19,7 @@ _MASK = 0xFFFFFFFF
 
 
 def gumbel(seed: int, position: int, vocab: int) -> Floats:
-    """Standard Gumbel noise of every token: [vocab]. Counter-based: a hash of (seed, position, token) gives 24 bits."""
+    """Standard Gumbel noise of every token: [vocab]. Counter-based: a hash of (seed, position, token) gives 23 bits."""
     low, high = seed & _MASK, seed >> 32 & _MASK
     a = np.uint32(low ^ (position * 0x9E3779B9 & _MASK))
     b = np.uint32(high + position * 0x85EBCA6B & _MASK)
@@ -33,7 +33,8 @@ def gumbel(seed: int, position: int, vocab: int) -> Floats:
     h ^= a
     h *= np.uint32(0x9E3779B1)
     h ^= h >> np.uint32(15)
-    uniform = ((h >> np.uint32(8)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-24)
+    # 23 bits, so that the half is exact: with 24 the largest would round to 1, whose noise is infinite
+    uniform = ((h >> np.uint32(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
     noise: Floats = -np.log(-np.log(uniform))
     return noise
 
