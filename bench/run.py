@@ -15,7 +15,7 @@ from tailrace.models import catalogue
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
-    choices = ["kernels", "steps", "quality", "serve", "start", "shapes", "quota", "neighbour", "kv"]
+    choices = ["kernels", "steps", "quality", "serve", "start", "shapes", "quota", "neighbour", "kv", "kvdisk"]
     p.add_argument("what", nargs="*", choices=choices, help="default: steps, quality, serve and start")
     p.add_argument("--model", default=catalogue.DEFAULT)
     p.add_argument("--threads", type=int, default=None)
@@ -80,6 +80,11 @@ def main() -> None:
 
         print("\n## Beside a busy process\n", flush=True)
         neighbour.run([ours, *([against] if against else [])], args.repeats)
+    if "kvdisk" in chosen:
+        from bench import kvdisk
+
+        print("\n## KV on disk\n", flush=True)
+        kvdisk.run(ours, max(8, args.repeats))
     if "quota" in chosen:
         from bench import quota
 

@@ -44,6 +44,7 @@ class Phase(enum.StrEnum):
 
     PREPARE = "prepare"  # received until handed to the engine: checks, template, tokenizing
     QUEUE = "queue"  # handed to the engine until admitted, and again after each preemption
+    KV_LOAD = "kv_load"  # admitted, while pages of its prompt came from a tier below the pool
     PREFILL = "prefill"  # admitted until the first token: steps that computed its prompt
     DECODE = "decode"  # first token until the last
     STALL = "stall"  # admitted, but left out of a step that ran
@@ -63,6 +64,8 @@ class EventKind(enum.StrEnum):
     SUBMITTED = "submitted"  # api: handed to the engine
     QUEUED = "queued"  # engine: taken into the waiting queue
     ADMITTED = "admitted"  # engine: has pages; `cached` tokens need no computing; `cause`: what it waited for
+    LOADING = "loading"  # engine: `cached` more tokens are to be loaded; `predicted` seconds
+    LOADED = "loaded"  # engine: so many `cached` tokens were, and need no computing; `cause`: why no more
     CHUNK = "chunk"  # engine: a step [begin, at] computed `computed` of its prompt tokens
     TOKEN = "token"  # engine: a step [begin, at] gave it `computed` output tokens
     STALLED = "stalled"  # engine: a step [begin, at] left it out; `cause` says why
@@ -82,3 +85,4 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     computed: int = 0
     cached: int = 0
     cause: str = ""
+    predicted: float = 0.0

@@ -16,7 +16,9 @@ from tailrace.backends import PAGE_SIZE, Batch, Inline, Result, Sampling
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.core import EngineCore
 from tailrace.engine.protocol import Output, SamplingParams, Submit, TokenLogprob, Tokens
-from tailrace.kv.prefix import Digest, page_digest
+from tailrace.engine.transfer import Transfers
+from tailrace.kv.prefix import Digest, PageChain, page_digest
+from tailrace.kv.tiers import PageKey, Tier, TierStats, key_at
 from tailrace.terms import Event, EventKind
 
 if TYPE_CHECKING:
@@ -113,6 +115,21 @@ class FakeBackend(Inline):
         self._clock = clock
         self._duration = duration
         self._fail = fail
+
+    @property
+    def page_bytes(self) -> int:
+        return 8 * PAGE_SIZE
+
+    numerics = "fake-1"
+
+    def read_page(self, page: int, out: bytearray | None = None) -> bytearray:
+        out = bytearray(self.page_bytes) if out is None else out
+        out[:] = self.tokens[page].tobytes() + self.positions[page].tobytes()
+        return out
+
+    def write_page(self, page: int, data: bytes | bytearray | memoryview) -> None:
+        self._require(len(data) == self.page_bytes, "a page's data has the wrong size")
+        self.tokens[page], self.positions[page] = np.frombuffer(data, np.int32).reshape(2, PAGE_SIZE)
 
     def run(self, batch: Batch) -> Result:
         if self._clock is not None and self._duration is not None:
@@ -249,6 +266,43 @@ def expected_tokens(
             return tokens[len(prompt) :]
 
 
+class MemoryTier:
+    """Implements `Tier` in a dictionary. `fail` is asked before every load and store: True loses the page, what it
+    raises is raised."""
+
+    def __init__(self, fail: Callable[[], bool] = lambda: False) -> None:
+        self.pages: dict[PageKey, bytes] = {}
+        self.loads: list[PageKey] = []  # that gave something
+        self.fail = fail
+
+    def lookup(self, chain: PageChain, first: int, limit: int) -> int:
+        return next((n for n in range(limit - first) if key_at(chain, first + n) not in self.pages), limit - first)
+
+    def holds(self, digest: bytes) -> bool:
+        return any(key.digest == digest for key in self.pages)
+
+    def load(self, key: PageKey) -> memoryview | None:
+        if self.fail():
+            self.pages.pop(key, None)
+        data = self.pages.get(key)
+        if data is None:
+            return None
+        self.loads.append(key)
+        return memoryview(data)
+
+    def prepare(self, keys: Sequence[PageKey]) -> None:
+        """Nothing to do."""
+
+    def store(self, key: PageKey, data: bytes | bytearray) -> bool:
+        if self.fail():
+            return False
+        self.pages[key] = bytes(data)
+        return True
+
+    def stats(self) -> TierStats:
+        return TierStats(pages=len(self.pages), loaded=len(self.loads))
+
+
 class Driver:
     """An `EngineCore` over a `FakeBackend`, stepped by hand and checked after every step (or every so many); keeps
     all the news."""
@@ -266,6 +320,7 @@ class Driver:
         digest: Digest = page_digest,
         check_every: int = 1,
         publisher: Publisher | None = None,
+        tier: Tier | None = None,
     ) -> None:
         self._check_every = check_every
         self._steps = 0
@@ -273,6 +328,7 @@ class Driver:
         self.backend = FakeBackend(
             config.pages, vocab, clock=self.clock, duration=duration, fail=fail, max_wanted=config.max_wanted
         )
+        self.transfers = Transfers(tier, self.backend, clock=self.clock, thread=False) if tier is not None else None
         self.core = EngineCore(
             self.backend,
             config,
@@ -283,9 +339,9 @@ class Driver:
             clock=self.clock,
             digest=digest,
             publisher=publisher,
+            transfers=self.transfers,
         )
-        if publisher is not None:
-            self.core.settle()
+        self.core.settle()
         self.vocab = vocab
         self.eos_ids = tuple(eos_ids)
         self.submitted: dict[str, Submit] = {}
@@ -309,7 +365,7 @@ class Driver:
         if self._steps % self._check_every == 0:
             self.core.check_integrity()
         assert self.backend.violations == []
-        assert self.core.running_step or self.core.idle, "requests are held and nothing runs"
+        assert self.core.running_step or self.core.idle or self.core.scheduler.loads, "requests are held, nothing runs"
         for output in news.outputs if news else ():
             assert output.request not in self.last, "news of a request that has ended"
             self.tokens.setdefault(output.request, []).extend(output.tokens)
@@ -324,10 +380,17 @@ class Driver:
     def run(self, limit: int = 10_000) -> int:
         """Steps until there is nothing left to do; returns the number of steps, AssertionError beyond `limit`."""
         for count in range(limit):
-            if not self.core.has_work:
+            if not self.core.has_work and not self.transfer():
                 return count
             self.step()
         raise AssertionError(f"not done after {limit} steps: {self.core.gauges}")
+
+    def transfer(self, pages: int = 1 << 30) -> bool:
+        """Lets the transfers' thread move so many pages, or all; False where it had nothing to do."""
+        moved = 0
+        while moved < pages and self.transfers is not None and self.transfers.work():
+            moved += 1
+        return moved > 0
 
     def finish_of(self, request: str) -> str | None:
         """How the request ended."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from tailrace.engine.protocol import Gauges, Ready
+from tailrace.engine.protocol import Gauges, Ready, TierGauges
 from tailrace.kv.prefix import CAUSES
 from tailrace.ledger.timeline import Fold, Timeline
 from tailrace.terms import Event, EventKind, Phase
@@ -28,6 +28,18 @@ PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2
 LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 CHOICES = (1, 2, 5, 10, 20)
+TIER_COUNTERS = {
+    "hits": "",
+    "loaded": "KV pages loaded from disk.",
+    "stored": "KV pages stored on disk.",
+    "evicted": "KV pages deleted from disk to make room.",
+    "dropped": "KV pages not stored, since the queue was full.",
+    "declined": "Loads not made, since computing was expected to be quicker.",
+    "loads": "Loads from disk that have ended, complete or not.",
+    "load_seconds": "Time of the loads that have ended.",
+    "predicted_seconds": "Time that they were expected to take.",
+}
+"""What `TierGauges` counts, with its description; hits have a family of their own."""
 REASONS = ("stop", "length", "abort", "error", "timeout")
 ENDPOINTS = ("chat", "completions", "models", "tokenize", "detokenize", "health", "metrics", "version", "other")
 STATUSES = (200, 400, 401, 404, 405, 408, 413, 415, 429, 431, 499, 500, 503)
@@ -187,6 +199,8 @@ class _EngineTotals:
     prefix_hits: int = 0
     preemptions: int = 0
     steps: int = 0
+    tier: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIER_COUNTERS, 0.0))
+    tier_misses: dict[str, int] = field(default_factory=dict)
     evictions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
     kv_batches: int = 0
     kv_batches_dropped: int = 0
@@ -199,10 +213,18 @@ class _EngineTotals:
         self.steps += max(0, new.steps - old.steps)
         self.kv_batches += max(0, new.kv_batches - old.kv_batches)
         self.kv_batches_dropped += max(0, new.kv_batches_dropped - old.kv_batches_dropped)
+        if new.tier is not None:
+            self._update_tier(new.tier, old.tier or TierGauges())
         before = old.evictions or [0] * len(CAUSES)
         for cause, count, counted in zip(CAUSES, new.evictions, before, strict=False):
             self.evictions[cause] += max(0, count - counted)
         self.now, self.incarnation = new, incarnation
+
+    def _update_tier(self, new: TierGauges, old: TierGauges) -> None:
+        for name in TIER_COUNTERS:
+            self.tier[name] += max(0.0, getattr(new, name) - getattr(old, name))
+        for cause, count in new.misses.items():
+            self.tier_misses[cause] = self.tier_misses.get(cause, 0) + max(0, count - old.misses.get(cause, 0))
 
 
 HELP = {
@@ -301,6 +323,33 @@ class _Families:
         info.add_metric(list(facts.values()), 1.0)
         yield info
 
+    def _tier(self, now: TierGauges | None) -> Iterator[Metric]:
+        """Prompt tokens found, by tier; and the disk's numbers, where there is one."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        engine = self._metrics.engine
+        found = engine.tier["hits"]
+        hits = CounterMetricFamily("tailrace_kv_hit_tokens", "Prompt tokens found, by tier.", labels=["tier"])
+        hits.add_metric(["ram"], engine.prefix_hits - found)
+        hits.add_metric(["disk"], found)
+        yield hits
+        if now is None:
+            return
+        for name, text, value in (
+            ("pages", "KV pages on disk.", now.pages),
+            ("bytes", "Bytes of the KV pages on disk.", now.bytes),
+            ("queued", "KV pages that wait to be stored.", now.queued),
+            ("writable", "1 until a page could not be written.", float(now.writable)),
+        ):
+            yield GaugeMetricFamily(f"tailrace_kv_disk_{name}", text, value=value)
+        for name, text in TIER_COUNTERS.items():
+            if text:
+                yield CounterMetricFamily(f"tailrace_kv_disk_{name}", text, value=engine.tier[name])
+        misses = CounterMetricFamily("tailrace_kv_disk_misses", "Loads that gave nothing.", labels=["cause"])
+        for cause, count in engine.tier_misses.items():
+            misses.add_metric([cause], count)
+        yield misses
+
     def _own(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
@@ -312,6 +361,7 @@ class _Families:
         yield gauge("kv_pages", "KV pages of the pool.", now.pages)
         yield gauge("kv_pages_used", "KV pages that requests hold, those of pinned prefixes apart.", now.used_pages)
         yield gauge("kv_pages_cached", "KV pages that only the prefix cache holds.", now.cached_pages)
+        yield from self._tier(now.tier)
         yield gauge("kv_pages_pinned", "KV pages of pinned prefixes, in use or not.", now.pinned_pages)
         evictions = CounterMetricFamily("tailrace_kv_evictions", "KV pages forgotten, by cause.", labels=["cause"])
         for cause, count in self._metrics.engine.evictions.items():

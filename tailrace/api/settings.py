@@ -117,6 +117,12 @@ class Settings:
     """Address for requests for events that were missed, and for all that the cache holds."""
     kv_events_key: str | None = None
     """File with the server's key, and those of who may follow KV events. Needed where an address is not loopback."""
+    kv_disk: str | None = None
+    """Directory where KV pages are kept beyond the pool and this process; None keeps none."""
+    kv_disk_bytes: int = 4 << 30
+    """Most bytes of it."""
+    kv_key_file: str | None = None
+    """File with the key that its pages are authenticated with; None: one in the directory, made at the first start."""
     cache_dir: str | None = None
     """Root of the model cache, where repacked weights are kept; None is the default one."""
     loader: str = ""
@@ -179,6 +185,16 @@ class Settings:
             from tailrace.engine import subscribers
 
             subscribers.check(self.kv_events, self.kv_events_replay, self.kv_events_key, prefix_cache=self.prefix_cache)
+        if self.kv_key_file is not None and self.kv_disk is None:
+            raise InvalidInput("--kv-key-file is of use only with --kv-disk", param="kv_key_file")
+        if self.kv_disk is not None and not self.prefix_cache:
+            raise InvalidInput("--kv-disk keeps pages of the prefix cache, which is off", param="kv_disk")
+        if self.kv_disk is not None and self.kv_policy == "ttl":
+            raise InvalidInput(
+                "--kv-policy ttl promises to forget prompts, and --kv-disk keeps them: choose one", param="kv_policy"
+            )
+        if self.kv_disk_bytes < 1:
+            raise InvalidInput(f"kv_disk_bytes must be at least 1, not {self.kv_disk_bytes}", param="kv_disk_bytes")
         if self.backend not in ("cpu", "reference"):
             raise InvalidInput(f'backend must be "cpu" or "reference", not "{self.backend}"', param="backend")
 
@@ -205,6 +221,9 @@ class Settings:
             kv_events=self.kv_events,
             kv_events_replay=self.kv_events_replay,
             kv_events_key=self.kv_events_key,
+            kv_disk=self.kv_disk,
+            kv_disk_bytes=self.kv_disk_bytes,
+            kv_key_file=self.kv_key_file,
             cache_dir=self.cache_dir,
             loader=self.loader,
         )

@@ -229,6 +229,27 @@ class Backend(Protocol):
     @property
     def kv_bytes(self) -> int: ...
 
+    @property
+    def page_bytes(self) -> int:
+        """Bytes that `read_page` gives: PAGE_SIZE tokens' keys and values in every layer."""
+        ...
+
+    @property
+    def numerics(self) -> str:
+        """Names all that a page's bytes depend on besides the model and the tokens: their layout, and what computed
+        them. Pages that outlive the process are of use only where it is equal."""
+        ...
+
+    def read_page(self, page: int, out: bytearray | None = None) -> bytearray:
+        """One page of the pool, all layers, as one block; in `out`, where there is one. Any thread may call it beside a
+        running step that does not write the page."""
+        ...
+
+    def write_page(self, page: int, data: bytes | bytearray | memoryview) -> None:
+        """Puts back what `read_page` gave; ValueError where the size is another. Any thread may call it beside a step
+        that neither reads nor writes the page. Steps that are launched after it has returned see it."""
+        ...
+
     def settle(self) -> None:
         """Start-up is over: does what a first answer need not wait for. Returns at once."""
         ...

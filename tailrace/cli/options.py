@@ -104,6 +104,12 @@ SERVE = Declaration(
         Option("--kv-pin", str, "File with the beginning of prompts whose KV is kept for good once computed: text, as "
                "the chat template renders it, or a JSON list of token ids; may be repeated.", _CAPACITY, many=True,
                metavar="FILE"),
+        Option("--kv-disk", str, "Directory where KV pages are kept beyond the pool and a restart. It holds what was "
+               "said in the clear. Default: none is kept.", _CAPACITY, metavar="DIR"),
+        Option("--kv-disk-bytes", str, "Most bytes of that directory: a number, or as in 500MB or 4GiB.", _CAPACITY,
+               "4GiB", metavar="SIZE"),
+        Option("--kv-key-file", str, "File with the key that those pages are authenticated with, at least 32 bytes. "
+               "Default: one in the directory, made at the first start.", _CAPACITY, metavar="FILE"),
         Option("--threads", int, "Compute threads. Default: one a core.", _COMPUTE),
         Option("--kernels", str, "Instruction path. Default: the best that this machine has.", _COMPUTE,
                choices=("portable", "avx2", "avx512", "amx", "neon", "dotprod")),

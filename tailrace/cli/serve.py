@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -91,14 +92,15 @@ def settings(values: Mapping[str, Any]) -> Settings:
     keys = _keys(values["api_key"], values["api_key_file"])
     plain = (
         "host", "port", "kv_tokens", "max_context", "step_tokens", "max_running", "max_waiting", "threads", "kernels",
-        "kv_dtype", "quantize", "backend", "prefix_cache", "kv_policy", "kv_ttl",
-        "kv_tenant_share", "kv_events", "kv_events_replay", "kv_events_key", "log_requests", "quiet", "template_args",
+        "kv_dtype", "quantize", "backend", "prefix_cache", "kv_policy", "kv_ttl", "kv_tenant_share", "kv_disk",
+        "kv_key_file", "kv_events", "kv_events_replay", "kv_events_key", "log_requests", "quiet", "template_args",
     )  # fmt: skip
     return Settings(
         model=values["model"],
         served_names=tuple(values["served_name"]) or catalogue.names(values["model"]),
         api_keys=keys,
         cache_dir=values["cache"],
+        kv_disk_bytes=size_of(values["kv_disk_bytes"], "kv_disk_bytes"),
         timeouts=Timeouts(
             request=values["request_timeout"],
             drain=values["drain_timeout"],
@@ -107,6 +109,15 @@ def settings(values: Mapping[str, Any]) -> Settings:
         ),
         **{name: values[name] for name in plain},
     )
+
+
+def size_of(text: str, param: str) -> int:
+    """Bytes, of "4096", "500MB" or "4GiB"; InvalidInput for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:([kMGT])(i?)B)?", text)
+    if not found:
+        raise InvalidInput(f"--{param.replace('_', '-')} is a size such as 500MB or 4GiB, not {text}", param=param)
+    number, prefix, binary = found.groups()
+    return int(float(number) * (1024 if binary else 1000) ** " kMGT".index(prefix or " "))
 
 
 def find_model(name: str) -> Path:

@@ -16,20 +16,27 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tailrace.backends import Backend, Result
+from tailrace.backends import PAGE_SIZE, Backend, Result
 from tailrace.engine.batch import BatchBuilder, scored_rows, scores
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.plan import Chunk, Plan
-from tailrace.engine.protocol import FinishReason, Gauges, Output, Submit, TokenLogprob, Tokens
+from tailrace.engine.protocol import FinishReason, Gauges, Output, Submit, TierGauges, TokenLogprob, Tokens
 from tailrace.engine.request import Request, State
 from tailrace.engine.scheduler import Scheduler
+from tailrace.engine.transfer import Load, Transfers
 from tailrace.engine.watch import StopWatch
-from tailrace.kv.prefix import Digest, page_digest
+from tailrace.kv.prefix import Digest, Node, PageChain, page_digest
+from tailrace.kv.tiers import key_of
 from tailrace.terms import Event, EventKind
 
 if TYPE_CHECKING:
     from tailrace.engine.publisher import Publisher
     from tailrace.text.tokens import TokenBytes
+
+LOAD_LIMIT = 5.0
+"""Seconds after which a request no longer waits for its load, and none is begun until that one has ended after all."""
+RATED_TOKENS = 64
+"""Prompt tokens of a step from which on it tells how quick computing prompts is."""
 
 
 @dataclass(slots=True)
@@ -87,6 +94,7 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         digest: Digest = page_digest,
         publisher: Publisher | None = None,
+        transfers: Transfers | None = None,
     ) -> None:
         self.config = config
         self.scheduler = Scheduler(config, identity=identity, digest=digest)
@@ -114,13 +122,26 @@ class EngineCore:
         self._outputs: list[Output] = []
         self._events: list[Event] = []
         self._publisher = publisher
+        self._transfers = transfers if config.prefix_cache else None
+        self._storing = False  # pages are stored once start-up is over
+        self._blocked = False  # nothing can be computed until a load ends
+        self._declined = 0  # times that pages which a tier had were better computed
+        if self._transfers is not None:
+            self._transfers.notify = self._load_ended
+            self.scheduler.offer = self._offer
 
     # --- what it holds
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do or to say."""
-        return bool(self._held or self._flight or self._outputs or self._events)
+        return bool(
+            (self._held and not self._blocked)
+            or self._flight
+            or self._outputs
+            or self._events
+            or (self._transfers is not None and self._transfers.has_finished)
+        )
 
     @property
     def idle(self) -> bool:
@@ -151,6 +172,31 @@ class EngineCore:
             evictions=list(scheduler.index.evictions.values()),
             kv_batches=publisher.published if publisher is not None else 0,
             kv_batches_dropped=publisher.dropped if publisher is not None else 0,
+            tier=self.tier_gauges,
+        )
+
+    @property
+    def tier_gauges(self) -> TierGauges | None:
+        """The state of the tier below the pool, which changes at rest too; None where there is none. Any thread may
+        ask."""
+        if self._transfers is None:
+            return None
+        stats = self._transfers.stats
+        return TierGauges(
+            pages=stats.tier.pages,
+            bytes=stats.tier.bytes,
+            writable=stats.tier.writable,
+            queued=stats.queued,
+            hits=self.scheduler.prefix_loads,
+            loaded=stats.tier.loaded,
+            stored=stats.tier.stored,
+            evicted=stats.tier.evicted,
+            dropped=stats.dropped,
+            declined=self._declined,
+            loads=stats.loads,
+            load_seconds=stats.load_seconds,
+            predicted_seconds=stats.predicted_seconds,
+            misses=dict(stats.tier.misses),
         )
 
     def check_integrity(self) -> None:
@@ -165,6 +211,7 @@ class EngineCore:
         self._backend.settle()
         if self._publisher is not None:
             self._publisher.attach(self.scheduler.index, lambda: self.wake())
+        self._storing = True
 
     def close(self) -> None:
         """Lets the step that runs end. What is held is lost."""
@@ -174,6 +221,8 @@ class EngineCore:
             self._flight = None
         if self._publisher is not None:
             self._publisher.close()
+        if self._transfers is not None:
+            self._transfers.close()
 
     # --- messages
 
@@ -191,6 +240,7 @@ class EngineCore:
             self._watches[taken.id] = StopWatch(self._token_bytes, request.params)
         self._events.append(Event(taken.id, EventKind.QUEUED, now))
         self._stale = True
+        self._blocked = False
 
     def _refusal(self, submit: Submit) -> str:
         """Why a request cannot be taken; "" where it can."""
@@ -264,6 +314,7 @@ class EngineCore:
             drawn = self._apply(ended, outcome)
             self._follow(now)
             self._tell(ended, outcome, drawn, now)
+            self._keep(ended.plan)
             self._take_in(intake, now)
             return self._news()
         self._take_in(intake, now)
@@ -276,6 +327,7 @@ class EngineCore:
             drawn = self._apply(ended, outcome)
             launched = self._launch(now)
             self._tell(ended, outcome, drawn, now)
+            self._keep(ended.plan)
             self._events += launched
         return self._news()
 
@@ -283,6 +335,8 @@ class EngineCore:
         self._backend.hold(False)  # before looking: what comes after that puts it on hold again
         if intake is not None:
             intake()
+        if self._transfers is not None and (self.scheduler.loads or self._transfers.has_finished):
+            self._take_back(self._transfers, now)
         for request in self.scheduler.overdue(now):
             self._end(request, "timeout")
 
@@ -298,6 +352,8 @@ class EngineCore:
         """Gives each request its token, and ends those that are done: all that the next launch has to know."""
         self.steps += 1
         self.progress += ended.plan.tokens
+        if self._transfers is not None and ended.plan.tokens - ended.plan.decodes >= RATED_TOKENS:
+            self._transfers.cost.computed(ended.plan.tokens, self._clock() - ended.begin)
         tokens: list[int] = result.tokens.tolist()
         drawn = []
         eos = self._eos
@@ -357,6 +413,10 @@ class EngineCore:
         for request in plan.admitted:
             self._builder.seat(request)
             events.append(Event(request.id, EventKind.ADMITTED, now, cached=request.hit, cause=request.waited_for))
+        if self._transfers is not None:
+            events += self._begin_loads(self._transfers, now)
+            self._transfers.busy(bool(plan.chunks))
+        self._blocked = not plan.chunks and bool(scheduler.loads)
         if not plan.chunks:
             return events
         scheduler.launch(plan)
@@ -395,6 +455,75 @@ class EngineCore:
             self._backend.hold(True)
         if self.scheduler.waiting or (plan is not None and len(plan.chunks) < len(self.scheduler.running)):
             self._stale = True  # there is room now for those that were left out
+
+    # --- the tier below the pool
+
+    def _offer(self, chain: PageChain, first: int, limit: int) -> tuple[int, float]:
+        """`scheduler.Offer`: what the tier has, where loading it is expected to be quicker than computing it."""
+        transfers = self._transfers
+        assert transfers is not None
+        if any(load.cancelled and self._late(load) for load in self.scheduler.loads):
+            return 0, 0.0
+        pages = transfers.tier.lookup(chain, first, limit)
+        if not pages:
+            return 0, 0.0
+        size, before, cost = pages * transfers.page_bytes, transfers.before(), transfers.cost
+        predicted = cost.load_seconds(size, before)
+        if not cost.quicker(size, pages * PAGE_SIZE, before):
+            self._declined += 1
+            return 0, predicted
+        return pages, predicted
+
+    def _late(self, load: Load) -> bool:
+        return load.begun > 0.0 and self._clock() - load.begun > LOAD_LIMIT
+
+    def _load_ended(self) -> None:
+        """On the transfers' thread."""
+        self._backend.hold(True)
+        self.wake()
+
+    def _begin_loads(self, transfers: Transfers, now: float) -> list[Event]:
+        """No step runs: whatever wrote pages that are free now has ended. And none that is launched before a load has
+        ended knows of its pages."""
+        events = []
+        for load in self.scheduler.unbegun:
+            transfers.begin(load)
+            tokens = len(load.pages) * PAGE_SIZE
+            events.append(Event(load.request.id, EventKind.LOADING, now, cached=tokens, predicted=load.predicted))
+        self.scheduler.unbegun.clear()
+        return events
+
+    def _take_back(self, transfers: Transfers, now: float) -> None:
+        """Loads that have ended, and requests that have waited too long for one."""
+        for load in transfers.finished():
+            self._stale = True
+            request = load.request
+            waited = request.loading is load
+            tokens = self.scheduler.loaded(load)
+            if waited:
+                self.progress += tokens
+                cause = "" if load.done == len(load.pages) else "missing"
+                self._events.append(Event(request.id, EventKind.LOADED, now, cached=tokens, cause=cause))
+        for load in self.scheduler.loads:
+            if self._late(load) and not load.cancelled:
+                self._stale = True
+                self.scheduler.give_up(load.request)
+
+    def _keep(self, plan: Plan) -> None:
+        """Hands the pages that an ended step has made known, or found, to the tier. The next step may be running: it
+        does not write them."""
+        transfers = self._transfers
+        if transfers is None or not self._storing:
+            return
+        nodes: list[Node] = []
+        for request in plan.admitted:
+            found = request.path[: request.hit // PAGE_SIZE]
+            if found and request.chain is not None:
+                transfers.tier.lookup(request.chain, 0, len(found))  # they are in use
+                nodes += found
+        for node in nodes + plan.inserted:
+            if node.alive:
+                transfers.store(key_of(node), node.page)
 
     # --- news
 

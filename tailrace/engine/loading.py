@@ -15,6 +15,7 @@ from tailrace.terms import ModelError
 
 if TYPE_CHECKING:
     from tailrace.engine.publisher import Publisher
+    from tailrace.engine.transfer import Transfers
     from tailrace.models.decoder import Model, ModelConfig
 
 _log = logging.getLogger("tailrace")
@@ -137,11 +138,32 @@ def as_asked(spec: EngineSpec, model: Model) -> Model:
 
 def identity(spec: EngineSpec, backend: Backend, context: int, variant: str = "") -> bytes:
     """What a cached page's numbers depend on besides its tokens: the model's files, what was done to its weights since
-    they were read (`Model.variant`), and how they are computed with."""
+    they were read (`Model.variant`), and how they are computed with. Where pages outlive the process, the very build
+    counts too."""
     from tailrace.models.entry import prepared_dir
 
     files = prepared_dir(Path(spec.model), cache_root(spec)).name
-    return f"{files} {variant or 'stored'} {backend.name} {backend.kernels} {spec.kv_dtype} {context}".encode()
+    computed = backend.numerics if spec.kv_disk is not None else backend.kernels
+    return f"{files} {variant or 'stored'} {backend.name} {computed} {spec.kv_dtype} {context}".encode()
+
+
+def open_transfers(spec: EngineSpec, backend: Backend) -> Transfers | None:
+    """What moves pages between the pool and the disk, where `spec` names a directory. Raises InvalidInput where that
+    cannot be used."""
+    if spec.kv_disk is None:
+        return None
+    from tailrace.engine.transfer import Transfers
+    from tailrace.kv.tiers.disk import DiskTier
+
+    tier = DiskTier(
+        Path(spec.kv_disk).expanduser(),
+        spec.kv_disk_bytes,
+        numerics=backend.numerics,
+        page_bytes=backend.page_bytes,
+        page_tokens=PAGE_SIZE,
+        key_file=Path(spec.kv_key_file).expanduser() if spec.kv_key_file else None,
+    )
+    return Transfers(tier, backend)
 
 
 def open_publisher(spec: EngineSpec) -> Publisher | None:
@@ -210,6 +232,7 @@ def load(spec: EngineSpec) -> Loaded:
         token_bytes=opened.table,
         identity=identity(spec, backend, context, model.variant),
         publisher=publisher,
+        transfers=open_transfers(spec, backend),
     )
     lap("core")
     return Loaded(

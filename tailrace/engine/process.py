@@ -35,6 +35,7 @@ from tailrace.engine.protocol import (
     Ready,
     SamplingParams,
     Submit,
+    TierGauges,
     ToEngine,
     Tokens,
 )
@@ -46,6 +47,8 @@ BEAT = 0.5
 """Seconds between heartbeats, idle or not."""
 IDLE = 1.0
 """Seconds of rest after which an engine looks over its books, once until it works again."""
+LOOK = 0.05
+"""Seconds between two looks at deadlines while every request waits for pages to be loaded."""
 WARM_PROMPT = 16
 """A page, and as many rows as the products of longer prompts take at once."""
 WARM_OUTPUT = 2
@@ -59,6 +62,9 @@ class Core(Protocol):
     wake: Callable[[], None]
 
     @property
+    def idle(self) -> bool: ...
+
+    @property
     def has_work(self) -> bool: ...
 
     @property
@@ -66,6 +72,9 @@ class Core(Protocol):
 
     @property
     def gauges(self) -> Gauges: ...
+
+    @property
+    def tier_gauges(self) -> TierGauges | None: ...
 
     def submit(self, request: Submit) -> None: ...
 
@@ -185,7 +194,7 @@ class Serving:
         core, take_in = self._core, self._take_in
         while not self._stopped.is_set():
             if not core.has_work:
-                if self._leaving:
+                if self._leaving and core.idle:
                     break
                 self._rest()
             news = core.step(take_in)
@@ -197,9 +206,12 @@ class Serving:
 
     def _rest(self) -> None:
         """Waits for a message. An engine that has rested a while checks that all it lent has come back."""
+        idle = self._core.idle
         try:
-            message = self._inbox.get(timeout=None if self._checked else IDLE)
+            message = self._inbox.get(timeout=LOOK if not idle else None if self._checked else IDLE)
         except Empty:
+            if not idle:
+                return
             self._core.check_integrity()
             self._checked = True
             return
@@ -235,7 +247,8 @@ class Serving:
             os._exit(1)
 
     def _heartbeat(self) -> Heartbeat:
-        return Heartbeat(time.monotonic(), self._core.progress, self._gauges)
+        gauges = msgspec.structs.replace(self._gauges, tier=self._core.tier_gauges)
+        return Heartbeat(time.monotonic(), self._core.progress, gauges)
 
     def _beat(self) -> None:
         """Signs of life, whatever the main thread is busy with."""

@@ -102,6 +102,26 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     error: str = ""  # with finish "error": a code, a colon, and what was wrong
 
 
+class TierGauges(msgspec.Struct, frozen=True, array_like=True):
+    """The tier below the pool. The first four are its state now, the rest counts from the engine's start. Counts are of
+    pages, but for `hits` (prompt tokens), `loads` and `declined` (loads)."""
+
+    pages: int = 0
+    bytes: int = 0
+    writable: bool = True
+    queued: int = 0  # wait to be stored
+    hits: int = 0
+    loaded: int = 0
+    stored: int = 0
+    evicted: int = 0
+    dropped: int = 0  # not stored: the queue was full
+    declined: int = 0  # not loaded: computing was expected to be quicker
+    loads: int = 0
+    load_seconds: float = 0.0
+    predicted_seconds: float = 0.0
+    misses: dict[str, int] = {}  # by cause
+
+
 class Gauges(msgspec.Struct, frozen=True, array_like=True):
     """State of the scheduler after a step. `cached_pages` are held by the prefix index alone (evictable),
     `pinned_pages` are kept for good; `used_pages` are the rest of those that are not free."""
@@ -119,6 +139,7 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True):
     evictions: list[int] = []  # pages forgotten, ever, by cause (`kv.prefix.CAUSES`)
     kv_batches: int = 0  # batches of KV events published, ever
     kv_batches_dropped: int = 0  # and dropped, for lack of room
+    tier: TierGauges | None = None
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import enum
 from array import array
+from typing import TYPE_CHECKING
 
 from tailrace.backends import PAGE_SIZE
 from tailrace.engine.protocol import FinishReason, Submit, TokenLogprob
 from tailrace.kv.prefix import Node, PageChain
+
+if TYPE_CHECKING:
+    from tailrace.engine.transfer import Load
 
 
 class State(enum.Enum):
@@ -55,6 +59,8 @@ class Request:
         "hit",
         "id",
         "limit",
+        "loadable",
+        "loading",
         "pages",
         "params",
         "passed",
@@ -99,6 +105,8 @@ class Request:
         self.slot = -1
         self.cached = 0  # prompt tokens that the first admission found
         self.hit = 0  # tokens that the latest admission found
+        self.loading: Load | None = None  # fills some of its pages; nothing of it is computed meanwhile
+        self.loadable = True  # no load has kept it waiting for too long, or was expected to
         self.scoring = submit.params.prompt_logprobs >= 0  # still owes log-probabilities of the prompt
         self.prompt_logprobs: list[TokenLogprob | None] = [None] * self.prompt_len if self.scoring else []
         self.tag = 0.0  # its place in the order between tenants
@@ -113,8 +121,9 @@ class Request:
 
     @property
     def todo(self) -> int:
-        """Tokens that the next step could compute; 0 when the last token that it may have is already on its way."""
-        return self.expected - self.computed if self.expected < self.limit else 0
+        """Tokens that the next step could compute; 0 when the last token that it may have is already on its way, and
+        while pages are loaded."""
+        return self.expected - self.computed if self.expected < self.limit and self.loading is None else 0
 
     @property
     def decoding(self) -> bool:

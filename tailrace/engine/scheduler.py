@@ -18,13 +18,16 @@ some running request can always go on, and nobody is preempted more than `max_pr
 A waiting request whose next page a running one is about to compute waits for it (cause "prefix"); pages count as known
 from the launch of the step that computes them, since steps run in order. What the running one leaves uncomputed when it
 ends or is preempted is free for the next to compute.
+
+Where a tier below the pool (`kv.tiers`) has pages beyond those that the index knows, a request may be admitted to load
+them (`offer` decides): it runs, holding all its pages, but computes nothing until they are there.
 """
 
 from __future__ import annotations
 
 import heapq
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from tailrace.backends import PAGE_SIZE
 from tailrace.engine.config import EngineConfig
@@ -32,14 +35,20 @@ from tailrace.engine.fairness import FairOrder
 from tailrace.engine.plan import Plan
 from tailrace.engine.protocol import Submit
 from tailrace.engine.request import Request, State, pages_for
+from tailrace.engine.transfer import Load
 from tailrace.kv.pages import PagePool
 from tailrace.kv.prefix import Digest, Node, PageChain, PrefixIndex, page_digest, root_digest
 from tailrace.kv.retention import make_policy
+from tailrace.kv.tiers import key_at
 
 LOOK_UP_PAGES = 4096
 """Pages that one plan looks up in the prefix index for waiting requests, before it leaves the rest to the next plan."""
 LONGEST_RETRY = 16
 """Most steps for which a request that did not fit is not looked at again."""
+
+Offer = Callable[[PageChain, int, int], tuple[int, float]]
+"""How many of a chain's pages first .. limit-1, in a row from `first`, are better loaded than computed, and the seconds
+that this should take. No pages, but seconds, where there are some and computing should be quicker."""
 
 
 def seniority(request: Request) -> tuple[bool, int, int]:
@@ -67,7 +76,11 @@ class Scheduler:
         self.waiting: dict[str, Request] = {}
         self.running: list[Request] = []  # most senior first
         self.preempted: list[tuple[Request, str]] = []  # since the caller last took them, with the cause
+        self.offer: Offer = lambda _chain, _first, _limit: (0, 0.0)
+        self.loads: list[Load] = []  # that hold pages
+        self.unbegun: list[Load] = []  # of those: to be begun once no step runs that their pages may be left over from
         self.preemptions = 0
+        self.prefix_loads = 0  # prompt tokens found below the pool
         self.prefix_queries = 0
         self.prefix_hits = 0
         self._identity = identity
@@ -276,6 +289,7 @@ class Scheduler:
         request.extend_chain()
         chain = request.chain
         hits: list[Node] = []
+        offered = (0, 0.0)
         if chain is not None and not request.scoring:
             limit = min((request.expected - 1) // PAGE_SIZE, len(chain))
             hits = self.index.match(chain, limit)
@@ -283,13 +297,18 @@ class Scheduler:
             if len(hits) < limit and chain.digests[len(hits)] in self._computing:
                 request.blocked_on = chain.digests[len(hits)]
                 return "prefix"
-        todo = request.expected - len(hits) * PAGE_SIZE
+            if len(hits) < limit and request.loadable:
+                offered = self.offer(chain, len(hits), limit)
+                request.loadable = bool(offered[0]) or not offered[1]
+        todo = request.expected - (len(hits) + offered[0]) * PAGE_SIZE
         ahead = sum(left for left in remaining if left <= todo)
         if ahead >= room * (1.0 - self.config.oldest_share) and remaining and request.passed < self.config.max_passed:
             return "budget"
         if not self._fits(request, hits):
             return "pages"
         self._enter(request, hits)
+        if offered[0]:
+            self._load(request, *offered)
         return ""
 
     def _fits(self, request: Request, hits: list[Node]) -> bool:
@@ -346,25 +365,77 @@ class Scheduler:
         elif self._claim is not None:
             self._behind_claim.add(request.id)
 
+    # --- loading
+
+    def _load(self, request: Request, count: int, predicted: float) -> None:
+        """The pages after those that the index knew are to be loaded before anything is computed."""
+        chain, first = request.chain, len(request.path)
+        assert chain is not None
+        pages = request.pages[first : first + count]
+        load = Load(request, first, pages, [key_at(chain, at) for at in range(first, first + count)], predicted)
+        self.pool.share(pages)
+        self.loads.append(load)
+        self.unbegun.append(load)
+        request.loading = load
+
+    def loaded(self, load: Load) -> int:
+        """A load has ended: what it has filled is known from now, and its request computes the rest. Returns the tokens
+        that the request need not compute; 0 too where it has not waited for it."""
+        self._let_go(load)
+        request = load.request
+        if request.loading is not load:
+            return 0
+        request.loading = None
+        tokens = load.done * PAGE_SIZE
+        request.computed += tokens
+        request.hit += tokens
+        if not request.preemptions:
+            count = min(request.computed, request.prompt_len) - request.cached
+            request.cached += count
+            self.prefix_hits += count
+            self.prefix_loads += count
+        self._publish(request, load.first + load.done, [])
+        return tokens
+
+    def give_up(self, request: Request) -> None:
+        """Its load takes too long: the request waits to be admitted again, and computes everything."""
+        request.loadable = False
+        self._wait_again(request, "kv_load")
+        self.preempted.append((request, "kv_load"))
+
+    def _let_go(self, load: Load) -> None:
+        self.loads.remove(load)
+        self.pool.release(load.pages)
+
     # --- leaving
 
     def preempt(self, request: Request, plan: Plan | None, cause: str) -> None:
         """A running request loses its pages, keeps its output, and waits to be admitted again. If the plan was to be
         its first step, it has only not been admitted."""
         unseen = plan is not None and plan.drop(request)
-        self._leave(request)
-        request.computed = 0
-        request.move(State.PREEMPTED)
-        self.waiting[request.id] = request
-        request.cause = cause
+        self._wait_again(request, cause)
         if not unseen:
             request.preemptions += 1
             request.protected = request.preemptions >= self.config.max_preemptions
             self.preemptions += 1
             self.preempted.append((request, cause))
 
+    def _wait_again(self, request: Request, cause: str) -> None:
+        self._leave(request)
+        request.computed = 0
+        request.move(State.PREEMPTED)
+        self.waiting[request.id] = request
+        request.cause = cause
+
     def _leave(self, request: Request) -> None:
-        """A running request gives back its pages, its pins and its slot."""
+        """A running request gives back its pages, its pins and its slot. What is being loaded for it holds its pages
+        until that has ended."""
+        load, request.loading = request.loading, None
+        if load in self.unbegun:
+            self.unbegun.remove(load)
+            self._let_go(load)
+        elif load is not None:
+            load.cancelled = True
         self.index.unpin(request.path)
         request.path = []
         self.pool.release(request.pages)
@@ -390,9 +461,10 @@ class Scheduler:
         for chunk in plan.chunks.values():
             request = chunk.request
             if chunk.end // PAGE_SIZE > len(request.path):
-                self._publish(request, chunk.end // PAGE_SIZE, plan)
+                self._publish(request, chunk.end // PAGE_SIZE, plan.inserted)
 
-    def _publish(self, request: Request, full: int, plan: Plan) -> None:
+    def _publish(self, request: Request, full: int, inserted: list[Node]) -> None:
+        """Makes the request's first `full` pages known; adds to `inserted` the nodes of those that were not."""
         request.extend_chain()
         chain, path = request.chain, request.path
         if chain is None or request.private:
@@ -406,7 +478,7 @@ class Scheduler:
                 request.private = True
                 self._compute_no_more(request)
                 break
-            plan.inserted.append(node)
+            inserted.append(node)
             path.append(node)
 
     def withdraw(self, failed: Plan, following: Plan | None) -> None:
@@ -433,12 +505,13 @@ class Scheduler:
     def check_integrity(self) -> None:
         """AssertionError unless pages, pins, slots and states agree. Cheap enough to run at idle."""
         tables: Iterable[list[int]] = [r.pages for r in self.running]
-        self.pool.check_integrity([*tables, self.index.pages()])
+        self.pool.check_integrity([*tables, self.index.pages(), *(load.pages for load in self.loads)])
         self.index.check_integrity(r.path for r in self.running)
         for request in self.running:
             assert request.state is State.RUNNING
             assert len(request.pages) * PAGE_SIZE >= request.computed
             assert [node.page for node in request.path] == request.pages[: len(request.path)]
+            assert request.loading is None or request.loading in self.loads
         for request in self.waiting.values():
             assert request.state in (State.QUEUED, State.PREEMPTED)
             assert not request.pages

@@ -29,6 +29,9 @@ class EngineSpec:
     kv_events: str | None = None
     kv_events_replay: str | None = None
     kv_events_key: str | None = None  # the file
+    kv_disk: str | None = None
+    kv_disk_bytes: int = 4 << 30
+    kv_key_file: str | None = None
     cache_dir: str | None = None
     loader: str = ""
     warm_up: bool = True

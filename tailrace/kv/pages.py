@@ -10,13 +10,13 @@ class PagePool:
 
     Invariants:
 
-    - A holder is one request whose block table names the page, or the prefix index (once). A page is on the free list
-      exactly when it has no holder, and is on it once.
+    - A holder is one request whose block table names the page, the prefix index (once), or a load that fills it. A page
+      is on the free list exactly when it has no holder, and is on it once.
     - Block tables are append-only: a holder never swaps a page that it holds for another, even an equal one. It takes
       pages with `take` (new, to be written) or `share` (complete, never written again) and gives all of them back with
       `release` when it ends or is preempted.
     - A page with more than one holder is complete: nobody writes it. So a page is only ever written by the one request
-      that took it.
+      that took it; or, while it is loaded, by the load, which holds it beside that request and may outlive it.
     - A released page may be handed out at once. Steps run one after another, so whatever step still writes it ends
       before the step of its next owner begins.
     """

@@ -10,6 +10,9 @@ import msgspec
 
 from tailrace.terms import Event, EventKind, Phase
 
+WAITS = (Phase.PREPARE, Phase.QUEUE, Phase.KV_LOAD)
+"""Phases that last until the event that ends them, whatever that is."""
+
 
 class Timeline(msgspec.Struct, frozen=True):
     """Seconds and counts of one request. `phases` sums to `e2e` (up to rounding); `other` is part of it."""
@@ -21,12 +24,14 @@ class Timeline(msgspec.Struct, frozen=True):
     finish: str  # the finish reason; "" while it runs
     prompt_tokens: int  # looked up: computed plus cached, once
     computed_tokens: int  # prompt tokens computed, again after a preemption
-    cached_tokens: int  # prompt tokens taken from the prefix cache when first admitted
+    cached_tokens: int  # prompt tokens taken from the prefix cache when first admitted, at whatever tier
+    loaded_tokens: int  # tokens loaded from a tier below the pool, again after a preemption
     output_tokens: int
     prefill_steps: int
     decode_steps: int
     stalled_steps: int
     preemptions: int
+    load_predicted: float  # seconds that the loads should have taken; what they took is the phase kv_load
     ttft: float | None  # received until the first token
     tpot: float | None  # mean seconds of each token after the first; None where there is none
     queue: float | None  # taken into the queue until first admitted
@@ -54,6 +59,8 @@ class Fold:
         "fresh",
         "keep_times",
         "last_token",
+        "load_predicted",
+        "loaded",
         "outputs",
         "preemptions",
         "prefill_steps",
@@ -77,7 +84,8 @@ class Fold:
         self.admitted: float | None = None
         self.token_first: float | None = None
         self.fresh = False  # admitted, but no step has begun for it yet
-        self.computed = self.cached = self.outputs = 0
+        self.computed = self.cached = self.loaded = self.outputs = 0
+        self.load_predicted = 0.0
         self.prefill_steps = self.decode_steps = self.stalled_steps = self.preemptions = 0
         self.finish = ""
         self.closed = False
@@ -107,12 +115,22 @@ class Fold:
             self.state = Phase.QUEUE
         elif kind is EventKind.ADMITTED:
             self._admit(event)
+        elif kind is EventKind.LOADING:
+            self._spend(Phase.QUEUE, event.at)
+            self.state = Phase.KV_LOAD
+            self.load_predicted += event.predicted
+        elif kind is EventKind.LOADED:
+            self._spend(Phase.KV_LOAD, event.at)
+            self.state = Phase.PREFILL
+            self.fresh = True
+            self.loaded += event.cached
+            self.cached += event.cached if not self.preemptions else 0
         elif kind is EventKind.PREEMPTED:
-            self._spend(Phase.OTHER, event.at)
+            self._spend(Phase.KV_LOAD if self.state is Phase.KV_LOAD else Phase.OTHER, event.at)
             self.preemptions += 1
             self.state = Phase.QUEUE
         elif kind is EventKind.FINISHED or kind is EventKind.FAILED:
-            self._spend(self.state if self.state in (Phase.PREPARE, Phase.QUEUE) else Phase.OTHER, event.at)
+            self._spend(self.state if self.state in WAITS else Phase.OTHER, event.at)
             self.finish = self.finish or (event.cause if kind is EventKind.FINISHED else "error")
             self.state = Phase.STREAM
         elif kind is EventKind.DELIVERED:
@@ -158,7 +176,7 @@ class Fold:
         phases = dict(self.spent)
         end = self.cursor
         if now is not None and now > end:
-            phases[self.state if self.state in (Phase.PREPARE, Phase.QUEUE, Phase.STREAM) else Phase.OTHER] += now - end
+            phases[self.state if self.state in (*WAITS, Phase.STREAM) else Phase.OTHER] += now - end
             end = now
         first = self.token_first
         decode = self.last_token - first if first is not None else None
@@ -171,11 +189,13 @@ class Fold:
             prompt_tokens=self.computed + self.cached,
             computed_tokens=self.computed,
             cached_tokens=self.cached,
+            loaded_tokens=self.loaded,
             output_tokens=self.outputs,
             prefill_steps=self.prefill_steps,
             decode_steps=self.decode_steps,
             stalled_steps=self.stalled_steps,
             preemptions=self.preemptions,
+            load_predicted=self.load_predicted,
             ttft=first - self.received if first is not None else None,
             tpot=decode / (self.outputs - 1) if decode is not None and self.outputs > 1 else None,
             queue=self.admitted - self.queued if self.admitted is not None and self.queued is not None else None,
@@ -213,6 +233,8 @@ def as_json(timeline: Timeline) -> dict[str, object]:
         },
         "preemptions": timeline.preemptions,
     }
+    if timeline.load_predicted:
+        body["kv_load"] = {"tokens": timeline.loaded_tokens, "predicted_ms": ms(timeline.load_predicted)}
     if timeline.token_times:
         body["token_times_ms"] = [ms(at) for at in timeline.token_times]
     return body

@@ -202,6 +202,20 @@ class Recorder {
         nb::gil_scoped_release release;
         return program_.wait();
     }
+    void read_page(int64_t page, Out<uint8_t> out) {
+        want(page >= 0 && page < pages_, "a page is past the pool");
+        want(int64_t(out.size()) == program_.page_bytes(), "a page's data has the wrong size");
+        uint8_t *data = out.data();
+        nb::gil_scoped_release release;
+        program_.read_page(page, data);
+    }
+    void write_page(int64_t page, In<uint8_t> data) {
+        want(page >= 0 && page < pages_, "a page is past the pool");
+        want(int64_t(data.size()) == program_.page_bytes(), "a page's data has the wrong size");
+        const uint8_t *source = data.data();
+        nb::gil_scoped_release release;
+        program_.write_page(page, source);
+    }
 
   private:
     // The kernels index memory by what is in these arrays, so everything is checked here, once a step.
@@ -291,6 +305,9 @@ NB_MODULE(_kernels, m) {
              nb::arg("end_start").noconvert(), nb::arg("ends").noconvert())
         .def("hold", [](Recorder &r, bool on) { r.program().hold(on); })
         .def("wait", &Recorder::wait)
+        .def("read_page", &Recorder::read_page, nb::arg("page"), nb::arg("out").noconvert())
+        .def("write_page", &Recorder::write_page, nb::arg("page"), nb::arg("data").noconvert())
+        .def_prop_ro("page_bytes", [](Recorder &r) { return r.program().page_bytes(); })
         .def("bind", &Recorder::bind)
         .def("reads", &Recorder::reads)
         .def("pools", &Recorder::pools)

@@ -83,8 +83,43 @@ int64_t Program::add_pool(int64_t pages, int kv_heads, int head_dim) {
     if (p == MAP_FAILED) throw std::bad_alloc();
     mapped_.emplace_back(p, both);
     kv_bytes_ += int64_t(both);
-    caches_.push_back({static_cast<uint16_t *>(p), static_cast<uint16_t *>(p) + keys / sizeof(uint16_t)});
+    caches_.push_back({static_cast<uint16_t *>(p), static_cast<uint16_t *>(p) + keys / sizeof(uint16_t), kv_heads, head_dim});
     return int64_t(caches_.size()) - 1;
+}
+
+int64_t Program::page_bytes() const {
+    int64_t bytes = 0;
+    for (const Cache &c : caches_) bytes += int64_t(sizeof(uint16_t)) * 2 * PAGE * c.kv_heads * c.head_dim;
+    return bytes;
+}
+
+// Calls copy(where it lies, bytes) for each part of a page that lies in one piece, in the order of the block.
+template <class Copy> void Program::each_part(int64_t page, Copy copy) const {
+    for (const Cache &c : caches_) {
+        const int64_t keys = int64_t(c.kv_heads) * c.head_dim * PAGE, padded = padded_dim(c.head_dim);
+        copy(c.keys + page * keys, sizeof(uint16_t) * size_t(keys));
+        uint16_t *values = c.values + page * c.kv_heads * padded * PAGE;
+        if (padded == c.head_dim) {
+            copy(values, sizeof(uint16_t) * size_t(keys));
+            continue;
+        }
+        for (int64_t pair = 0; pair < int64_t(c.kv_heads) * PAGE / 2; pair++)
+            copy(values + pair * 2 * padded, sizeof(uint16_t) * 2 * size_t(c.head_dim));
+    }
+}
+
+void Program::read_page(int64_t page, uint8_t *out) const {
+    each_part(page, [&](const uint16_t *part, size_t bytes) {
+        std::memcpy(out, part, bytes);
+        out += bytes;
+    });
+}
+
+void Program::write_page(int64_t page, const uint8_t *data) {
+    each_part(page, [&](uint16_t *part, size_t bytes) {
+        std::memcpy(part, data, bytes);
+        data += bytes;
+    });
 }
 
 void Program::embed(int table, int out, int64_t width) {

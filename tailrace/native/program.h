@@ -99,6 +99,12 @@ class Program {
     const std::vector<std::pair<void *, size_t>> &pools() const { return mapped_; } // all KV
     const char *kernels() const { return k_->name; }
     int64_t kv_bytes() const { return kv_bytes_; }
+    // One page of every layer as one block: layer by layer, a page's keys and then its values, without their padding. Any
+    // thread may copy a page beside a running step, as long as no step that runs or is launched meanwhile writes it (or,
+    // for `write_page`, reads it).
+    int64_t page_bytes() const;
+    void read_page(int64_t page, uint8_t *out) const;
+    void write_page(int64_t page, const uint8_t *data);
     // Nanoseconds thread 0 spent in each kind of operation since the last call, when profiling is on.
     void profile(bool on) { profiling_ = on; }
     std::vector<std::pair<std::string, int64_t>> profiled();
@@ -146,6 +152,7 @@ class Program {
     };
     struct Cache {
         uint16_t *keys, *values;
+        int kv_heads, head_dim;
     };
     // Operations that go together, and the rows they work on: one, or several that each handle a row by itself. Those
     // in `after` follow when it is complete, on the thread that completes it: too little work to be shared.
@@ -225,6 +232,7 @@ class Program {
     bool finish(const Stage &stage, Progress &p, uint32_t step, int thread, int64_t patience);
     AttentionArgs arguments(const Op &op);
     int64_t chunk_rows(int64_t rows) const;
+    template <class Copy> void each_part(int64_t page, Copy copy) const;
 
     const Kernels *k_;
     const int threads_;

@@ -18,8 +18,10 @@ from tailrace.backends import PAGE_SIZE, Batch, Result, Sampling
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.core import EngineCore
 from tailrace.engine.loading import open_publisher
+from tailrace.engine.loading import open_transfers
 from tailrace.engine.process import Loaded
 from tailrace.engine.spec import EngineSpec
+from tailrace.kv.cost import LoadCost
 from tailrace.terms import InvalidInput
 from tailrace.text import TokenBytes
 from tests.fakes import FakeBackend
@@ -99,6 +101,7 @@ def build(spec: EngineSpec, kind: type[Parrot]) -> Loaded:
         token_bytes=table(),
         identity=b"stand",
         publisher=open_publisher(spec),
+        transfers=open_transfers(spec, backend),
     )
     return Loaded(
         core=core,
@@ -122,6 +125,22 @@ def load(spec: EngineSpec) -> Loaded:
 def load_slow(spec: EngineSpec) -> Loaded:
     """A slow one, so that tests can act while it works."""
     return build(spec, Slow)
+
+
+class Eager(LoadCost):
+    """Takes loading to be the quicker one whatever it is told: the stand-in computes next to nothing."""
+
+    def quicker(self, size: int, tokens: int, before: int = 0) -> bool:
+        return True
+
+
+def load_eager(spec: EngineSpec) -> Loaded:
+    """One that loads from disk all that is there."""
+    loaded = build(spec, Parrot)
+    assert isinstance(loaded.core, EngineCore)
+    assert loaded.core._transfers is not None
+    loaded.core._transfers.cost = Eager()
+    return loaded
 
 
 def load_late(spec: EngineSpec) -> Loaded:

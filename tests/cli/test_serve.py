@@ -37,6 +37,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
         "--kv-tokens", "64", "--max-context", "32", "--step-tokens", "16", "--max-running", "3", "--max-waiting", "4",
         "--no-prefix-cache", "--threads", "2", "--kernels", "avx2", "--kv-dtype", "f32", "--backend", "reference",
         "--quantize", "int4", "--kv-policy", "ttl", "--kv-ttl", "90", "--kv-tenant-share", "0.5",
+        "--kv-disk", "kv", "--kv-disk-bytes", "500MB", "--kv-key-file", "k",
         "--request-timeout", "9", "--drain-timeout", "5", "--hang-timeout", "6", "--start-timeout", "7",
         "--kv-events", "tcp://[::1]:1", "--kv-events-replay", "tcp://[::1]:2", "--kv-events-key", "keys.toml",
         "--cache", str(tmp_path), "--no-template-args", "--no-log-requests", "--quiet",
@@ -50,10 +51,26 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
     for one in (made, made.engine()):
         assert (one.kv_events, one.kv_events_replay) == ("tcp://[::1]:1", "tcp://[::1]:2")
         assert one.kv_events_key == "keys.toml"
+    for told in (made, made.engine()):
+        assert (told.kv_disk, told.kv_disk_bytes, told.kv_key_file) == ("kv", 500_000_000, "k")
     times = made.timeouts
     assert (times.request, times.drain, times.hang, times.start) == (9, 5, 6, 7)
     assert (made.cache_dir, made.template_args) == (str(tmp_path), False)
     assert (made.log_requests, made.quiet) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4096", 4096), ("3kB", 3000), ("3kiB", 3072), ("1.5GiB", 3 << 29), ("2 TB", 2 * 10**12)],
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    assert serve.size_of(text, "kv_disk_bytes") == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "4 gigs", "-1", "4GiBs", "1e9", "4iB"])
+def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(InvalidInput, match="--kv-disk-bytes is a size such as 500MB"):
+        serve.size_of(text, "kv_disk_bytes")
 
 
 def test_a_path_is_served_under_its_own_name(tmp_path: Path) -> None:

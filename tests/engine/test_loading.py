@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from tailrace.backends.cpu import available_kernels
 from tailrace.engine import process
 from tailrace.engine.core import EngineCore
-from tailrace.engine.loading import as_asked, check_context
+from tailrace.engine.loading import as_asked, build_backend, check_context, identity
 from tailrace.engine.loading import load as load_model
 from tailrace.engine.process import Loaded, Serving
 from tailrace.engine.protocol import Control
@@ -132,6 +133,21 @@ def test_quantised_weights_are_another_model_to_the_caches(tmp_path: Path, monke
     assert sizes() == first
     assert len(set(identities)) == 3
     assert sorted((tmp_path / "cache").rglob("tiles*")) == kept
+
+
+def test_pages_that_outlive_the_process_are_of_this_very_build(tmp_path: Path) -> None:
+    """Kernels that give other bits, another build and another layout have other pages."""
+    folder = random_llama.write(tmp_path / "m")
+    model = bound(open_checkpoint(folder), max_context=64)
+    made: set[bytes] = set()
+    for kernels in available_kernels():
+        for disk in (None, str(tmp_path / "kv")):
+            spec = EngineSpec(str(folder), cache_dir=str(tmp_path / "cache"), kernels=kernels, kv_disk=disk)
+            backend = build_backend(spec, model, pages=2, context=32, vocab=8)
+            made.add(name := identity(spec, backend, 32))
+            assert name == identity(spec, backend, 32)
+            assert (backend.numerics.encode() in name) == (disk is not None)
+    assert len(made) == 2 * len(available_kernels())
 
 
 def test_a_model_with_nothing_to_quantise_is_served_as_it_is(smollm2: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,9 @@ import pytest
 from tailrace.backends.cpu import CpuBackend
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.core import EngineCore
+from tailrace.engine.loading import open_transfers
 from tailrace.engine.protocol import SamplingParams, Submit, TokenLogprob
+from tailrace.engine.spec import EngineSpec
 from tailrace.models import Model, load_model, open_checkpoint
 from tailrace.terms import EventKind
 
@@ -58,7 +60,16 @@ def model(smollm2: Path) -> Model:
 class Engine:
     """An engine core over the cpu backend, stepped by hand."""
 
-    def __init__(self, model: Model, cache: Path, *, threads: int = 2, kv_tokens: int = 2048, **config: object) -> None:
+    def __init__(
+        self,
+        model: Model,
+        cache: Path,
+        *,
+        threads: int = 2,
+        kv_tokens: int = 2048,
+        disk: Path | None = None,
+        **config: object,
+    ) -> None:
         settings = {"step_tokens": 256, "max_context": CONTEXT, **config}
         self.config = EngineConfig(kv_tokens=kv_tokens, **settings)  # type: ignore[arg-type]
         backend = CpuBackend(
@@ -70,13 +81,15 @@ class Engine:
             threads=threads,
             cache_dir=cache,
         )
-        self.core = EngineCore(backend, self.config, eos_ids=(2,), vocab_size=VOCAB)
+        transfers = open_transfers(EngineSpec("", kv_disk=str(disk) if disk else None), backend)
+        self.core = EngineCore(backend, self.config, eos_ids=(2,), vocab_size=VOCAB, transfers=transfers)
+        self.core.settle()
         self.events: list[EventKind] = []
 
     def run(self, requests: Iterable[Submit], stagger: int = 0) -> dict[str, Got]:
         """All of them, `stagger` steps apart; every step is checked for leaks."""
         left, got = list(requests), {}
-        while left or self.core.has_work:
+        while left or self.core.has_work or not self.core.idle:  # it has nothing to do while all of them load
             for _ in range(1 if stagger else len(left)):
                 if left:
                     request = left.pop(0)
@@ -133,6 +146,25 @@ def test_cached(model: Model, cache: Path, alone: dict[str, Got]) -> None:
     again = [Submit(f"{name} again", r.prompt, r.params) for name, r in REQUESTS.items()]
     assert engine.run(again) == {f"{name} again": got for name, got in alone.items()}
     assert engine.core.gauges.prefix_hits > before + 128
+
+
+def test_from_disk(model: Model, cache: Path, alone: dict[str, Got], tmp_path: Path) -> None:
+    """Whatever is loaded, with others computed meanwhile and pages evicted, is what would have been computed."""
+    engine = Engine(model, cache, disk=tmp_path)
+    assert engine.run(REQUESTS.values(), stagger=2) == alone
+    engine.core.close()
+    stored = engine.core.gauges.tier
+    assert stored is not None
+    assert stored.stored >= 12
+    tight = Engine(model, cache, disk=tmp_path, kv_tokens=192, max_context=160)
+    for _ in range(2):
+        assert tight.run(REQUESTS.values(), stagger=2) == alone
+    tight.core.close()
+    found = tight.core.gauges.tier
+    assert found is not None
+    assert found.hits >= 128
+    assert found.loaded > found.stored
+    assert not any(found.misses.values())
 
 
 def test_preempted(model: Model, cache: Path, alone: dict[str, Got]) -> None:

@@ -5,6 +5,7 @@ Called by `engine` through the `Backend` interface. Never knows of requests or t
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -119,6 +120,27 @@ class CpuBackend:
     def kv_bytes(self) -> int:
         """Bytes of the KV pool."""
         return self._program.kv_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        return self._program.page_bytes
+
+    @property
+    def numerics(self) -> str:
+        """The kernels and the layout are in the extension, so its bytes stand for both."""
+        from tailrace.native import _kernels
+
+        with open(_kernels.__file__, "rb") as file:
+            build = hashlib.file_digest(file, "sha256").hexdigest()
+        return f"{NUMERICS} {self.kernels} {build}"
+
+    def read_page(self, page: int, out: bytearray | None = None) -> bytearray:
+        out = bytearray(self.page_bytes) if out is None else out
+        self._program.read_page(page, out)
+        return out
+
+    def write_page(self, page: int, data: bytes | bytearray | memoryview) -> None:
+        self._program.write_page(page, data)
 
     @property
     def mapped(self) -> bool:

@@ -12,6 +12,9 @@ from tailrace.backends.reference.dequantize import dequantize
 from tailrace.backends.reference.ops import Array, NumpyOps
 from tailrace.backends.reference.sampler import sample
 
+VERSION = 1
+"""Changes whenever the same input may give other bits, or a page has another layout."""
+
 
 class ReferenceBackend(Inline):
     """Runs a model in numpy. `pages` is the number of KV pages of PAGE_SIZE tokens; `dtype` is that of all arithmetic;
@@ -54,6 +57,30 @@ class ReferenceBackend(Inline):
     @property
     def kv_bytes(self) -> int:
         return sum(keys.nbytes + values.nbytes for keys, values in self._pages.values())
+
+    @property
+    def page_bytes(self) -> int:
+        return sum(array[0].nbytes for both in self._pages.values() for array in both)
+
+    @property
+    def numerics(self) -> str:
+        modes = f"{self._kv_dtype} {self._quantised_activations} {self.batch_invariant}"
+        return f"reference-{VERSION} numpy-{np.__version__} {np.dtype(self._dtype)} {modes}"
+
+    def read_page(self, page: int, out: bytearray | None = None) -> bytearray:
+        out = bytearray(self.page_bytes) if out is None else out
+        out[:] = b"".join(array[page].tobytes() for both in self._pages.values() for array in both)
+        return out
+
+    def write_page(self, page: int, data: bytes | bytearray | memoryview) -> None:
+        if len(data) != self.page_bytes:
+            raise ValueError(f"a page takes {self.page_bytes} bytes, not {len(data)}")
+        begin = 0
+        for both in self._pages.values():
+            for array in both:
+                part = np.frombuffer(data, array.dtype, array[page].size, begin)
+                array[page] = part.reshape(array.shape[1:])
+                begin += part.nbytes
 
     def run(self, batch: Batch) -> Result:
         ops = NumpyOps(

@@ -1,0 +1,142 @@
+"""What the disk below the KV pool gives and costs.
+
+back       a session of 1,500 tokens comes back after the server was started again: seconds to its first token from
+           disk, with its files in the system's cache and without, beside as many new tokens that are computed
+storing    CPU seconds a token of a server that stores beside one that does not, the load alternating: prompts of
+           1,500 tokens with one token out (the most pages a token computed), and 8 at once, 256 in and 64 out
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.serve import Server, ids, together
+from bench.start import cpu_seconds
+
+SESSION = 1500
+LOADS = (("prompts", 1, SESSION, 1), ("8 at once", 8, 256, 64))
+"""Name, requests at once, tokens of each prompt and of each answer."""
+
+
+def first_token(server: Server, prompt: list[int]) -> tuple[float, int]:
+    """Seconds to the first token of a streamed answer, and the prompt tokens that were cached."""
+    body = {
+        "model": server.model, "prompt": prompt, "max_tokens": 2, "temperature": 0, "ignore_eos": True, "stream": True,
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
+    begin = time.perf_counter()
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    took, cached = 0.0, 0
+    for line in connection.getresponse():
+        if not line.startswith(b'data: {"'):
+            continue
+        took = took or time.perf_counter() - begin
+        usage = json.loads(line[6:]).get("usage")
+        cached = usage["prompt_tokens_details"]["cached_tokens"] if usage else cached
+    connection.close()
+    return took, cached
+
+
+@contextlib.contextmanager
+def serving(label: str, command: str) -> Iterator[Server]:
+    server = Server(label, command)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def stored(folder: Path, pages: int) -> None:
+    """Waits until so many pages are on disk; RuntimeError where that takes a minute."""
+    end = time.monotonic() + 60
+    while sum(len(path.name) == 64 for path in folder.iterdir()) < pages:
+        if time.monotonic() > end:
+            raise RuntimeError(f"{pages} pages were not stored within a minute")
+        time.sleep(0.05)
+
+
+def out_of_cache(folder: Path) -> None:
+    """The system forgets what it has of these files in memory."""
+    for path in folder.iterdir():
+        with open(path, "rb") as file:
+            os.fsync(file)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def back(ours: str, folder: Path, turns: int, rng: random.Random) -> None:
+    """Prints the table: each session once from disk, next to as many new tokens."""
+    sessions = [ids(SESSION, rng) for _ in range(turns)]
+    command = f"{ours} --kv-disk {folder}"
+    with serving("storing", command) as server:
+        for session in sessions:
+            first_token(server, session)
+        stored(folder, turns * (SESSION // 16))
+    for cold in (False, True):
+        if cold:
+            out_of_cache(folder)
+        with serving("back", command) as server:
+            first_token(server, ids(SESSION, rng))  # the first of a server is slower
+            disk, computed = [], []
+            for turn, session in enumerate(sessions):
+                for kind in (0, 1) if turn % 2 == 0 else (1, 0):
+                    took, cached = first_token(server, ids(SESSION, rng) if kind else session)
+                    if cached != (0 if kind else (SESSION - 1) // 16 * 16):
+                        raise RuntimeError(f"{cached} tokens were cached, which is not what was to be measured")
+                    (computed if kind else disk).append(took)
+        ratios = sorted(a / b for a, b in zip(disk, computed, strict=True))
+        where = "from the disk" if cold else "system's cache"
+        loaded, anew = (statistics.median(times) * 1e3 for times in (disk, computed))
+        print(
+            f"back, {where:16}{loaded:8.0f} ms{anew:8.0f} ms computed   {statistics.median(ratios):.2f} "
+            f"({ratios[0]:.2f} to {ratios[-1]:.2f})",
+            flush=True,
+        )
+
+
+def spent(server: Server, prompts: list[list[int]], out: int) -> float:
+    """CPU microseconds a token, half a second of rest included: what is queued is stored then."""
+    before = cpu_seconds(server.process.pid)
+    together(server.port, server.model, prompts, out)
+    time.sleep(0.5)
+    return (cpu_seconds(server.process.pid) - before) / sum(len(prompt) + out for prompt in prompts) * 1e6
+
+
+def storing(ours: str, folder: Path, turns: int, rng: random.Random) -> None:
+    """Prints the table. Two processes of one server differ by several per cent, so both are started anew each turn."""
+    found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name, *_ in LOADS}
+    for turn in range(turns):
+        with serving("plain", ours) as plain, serving("disk", f"{ours} --kv-disk {folder}") as disk:
+            for name, count, length, out in LOADS:
+                times: tuple[list[float], list[float]] = ([], [])
+                for again in range(4):
+                    for at in (0, 1) if (turn + again) % 2 == 0 else (1, 0):
+                        took = spent((plain, disk)[at], [ids(length, rng) for _ in range(count)], out)
+                        if again:  # the first is to get warm
+                            times[at].append(took)
+                for kept, new in zip(found[name], times, strict=True):
+                    kept.append(statistics.median(new))
+    for name, (without, stored) in found.items():
+        ratios = sorted(b / a for a, b in zip(without, stored, strict=True))
+        print(
+            f"storing, {name:13}{statistics.median(stored):8.0f} us{statistics.median(without):8.0f} us without    "
+            f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})",
+            flush=True,
+        )
+
+
+def run(ours: str, turns: int) -> None:
+    """Prints the table. Ratios are medians of pairs measured one after the other, with their range."""
+    rng = random.Random(time.time_ns())
+    with tempfile.TemporaryDirectory(prefix="tailrace-kvdisk-") as place:
+        back(ours, Path(place) / "back", turns, rng)
+        storing(ours, Path(place) / "storing", turns, rng)

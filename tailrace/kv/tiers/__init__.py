@@ -1,0 +1,77 @@
+"""Where pages of KV go that outlive the pool: one interface, and a file a tier.
+
+A tier is asked by a page's identity and answers with its bytes, or not at all: what it lost, or cannot vouch for, is a
+miss. It never knows of requests, of page numbers, or of what the bytes mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from tailrace.kv.prefix import Node, PageChain
+
+
+class PageKey(NamedTuple):
+    """Which full page: its digest (`prefix.page_digest`), that of the page before it (of the root, for the first), and
+    its token ids (native int32 bytes)."""
+
+    digest: bytes
+    parent: bytes
+    tokens: bytes
+
+
+def key_at(chain: PageChain, at: int) -> PageKey:
+    """The key of a chain's page number `at`."""
+    return PageKey(chain.digests[at], chain.digests[at - 1] if at else chain.root, chain.tokens[at])
+
+
+def key_of(node: Node) -> PageKey:
+    """The key of a page in the index."""
+    assert node.parent is not None
+    return PageKey(node.digest, node.parent.digest, node.tokens)
+
+
+@dataclass(frozen=True)
+class TierStats:
+    """Since the tier was opened, but for `pages` and `bytes`, which are what it holds now. `misses` are loads that gave
+    nothing, by cause."""
+
+    pages: int = 0
+    bytes: int = 0
+    loaded: int = 0
+    stored: int = 0
+    evicted: int = 0
+    writable: bool = True
+    misses: Mapping[str, int] = field(default_factory=dict)
+
+
+class Tier(Protocol):
+    """`lookup`, `holds` and `stats` return at once, from any thread. The others may block and are called by one thread.
+    Nothing here raises for what happens to the stored pages."""
+
+    def lookup(self, chain: PageChain, first: int, limit: int) -> int:
+        """How many of the chain's pages first .. limit-1 it has in a row from `first`, as far as it knows; marks the
+        chain as just used."""
+        ...
+
+    def holds(self, digest: bytes) -> bool:
+        """Whether it has that page, as far as it knows."""
+        ...
+
+    def prepare(self, keys: Sequence[PageKey]) -> None:
+        """These are going to be loaded, in this order."""
+        ...
+
+    def load(self, key: PageKey) -> memoryview | None:
+        """The page's bytes, as they were stored, until the next `load`; None where it cannot vouch for them."""
+        ...
+
+    def store(self, key: PageKey, data: bytes | bytearray) -> bool:
+        """Keeps a page, at the cost of others if need be; whether it has it now."""
+        ...
+
+    def stats(self) -> TierStats:
+        """What has happened so far."""
+        ...
