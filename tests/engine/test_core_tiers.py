@@ -362,9 +362,9 @@ def test_whatever_the_tier_does_tokens_are_those_of_alone_and_pages_return(
     driver.assert_alone()
     driver.assert_at_rest()
     gauges = driver.core.gauges
-    assert gauges.cached_pages + driver.core.scheduler.pool.free == gauges.pages
+    assert gauges.cached_pages + gauges.pinned_pages + driver.core.scheduler.pool.free == gauges.pages
     driver.core.reset_prefix()
-    assert driver.core.scheduler.pool.free == config.pages
+    assert driver.core.scheduler.pool.free == config.pages - gauges.pinned_pages
 
 
 def test_the_thread_moves_pages_and_ends(tmp_path: Path) -> None:
