@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from tailrace.engine.transfer import Transfers
 from tailrace.kv.prefix import Digest, PageChain, page_digest
 from tailrace.kv.tiers import PageKey, Tier, TierStats, key_at
 from tailrace.terms import Event, EventKind
+
+if TYPE_CHECKING:
+    from tailrace.engine.publisher import Publisher
 
 FORCE = 50.0  # a logit bias above this wins
 
@@ -315,6 +319,7 @@ class Driver:
         token_bytes: object = None,
         digest: Digest = page_digest,
         check_every: int = 1,
+        publisher: Publisher | None = None,
         tier: Tier | None = None,
     ) -> None:
         self._check_every = check_every
@@ -333,6 +338,7 @@ class Driver:
             identity=b"fake",
             clock=self.clock,
             digest=digest,
+            publisher=publisher,
             transfers=self.transfers,
         )
         self.core.settle()

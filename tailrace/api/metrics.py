@@ -202,6 +202,8 @@ class _EngineTotals:
     tier: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIER_COUNTERS, 0.0))
     tier_misses: dict[str, int] = field(default_factory=dict)
     evictions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
+    kv_batches: int = 0
+    kv_batches_dropped: int = 0
 
     def update(self, new: Gauges, baseline: Gauges, incarnation: int) -> None:
         old = self.now if incarnation == self.incarnation else baseline
@@ -209,6 +211,8 @@ class _EngineTotals:
         self.prefix_hits += max(0, new.prefix_hits - old.prefix_hits)
         self.preemptions += max(0, new.preemptions - old.preemptions)
         self.steps += max(0, new.steps - old.steps)
+        self.kv_batches += max(0, new.kv_batches - old.kv_batches)
+        self.kv_batches_dropped += max(0, new.kv_batches_dropped - old.kv_batches_dropped)
         if new.tier is not None:
             self._update_tier(new.tier, old.tier or TierGauges())
         before = old.evictions or [0] * len(CAUSES)
@@ -363,6 +367,15 @@ class _Families:
         for cause, count in self._metrics.engine.evictions.items():
             evictions.add_metric([cause], count)
         yield evictions
+        for name, text, count in (
+            ("published", "Batches of KV events published.", self._metrics.engine.kv_batches),
+            (
+                "dropped",
+                "Batches of KV events dropped before any subscriber could get them.",
+                self._metrics.engine.kv_batches_dropped,
+            ),
+        ):
+            yield CounterMetricFamily(f"tailrace_kv_event_batches_{name}", text, value=count)
         misses = self._metrics.engine.prefix_queries - self._metrics.engine.prefix_hits
         text = "Prompt tokens looked up in the prefix cache and not found."
         yield CounterMetricFamily("tailrace_prefix_cache_misses", text, value=misses)

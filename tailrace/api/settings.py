@@ -111,6 +111,12 @@ class Settings:
     """Most of the KV pool that one key's cached pages may be."""
     kv_pin: tuple[tuple[int, ...], ...] = ()
     """Token ids of prefixes whose pages are kept for good once computed, for each key."""
+    kv_events: str | None = None
+    """Address at which KV events are published ("tcp://127.0.0.1:5557"); None publishes none."""
+    kv_events_replay: str | None = None
+    """Address for requests for events that were missed, and for all that the cache holds."""
+    kv_events_key: str | None = None
+    """File with the server's key, and those of who may follow KV events. Needed where an address is not loopback."""
     kv_disk: str | None = None
     """Directory where KV pages are kept beyond the pool and this process; None keeps none."""
     kv_disk_bytes: int = 4 << 30
@@ -175,6 +181,10 @@ class Settings:
             raise InvalidInput(
                 f"--kv-tenant-share must be above 0 and at most 1, not {self.kv_tenant_share}", param="kv_tenant_share"
             )
+        if any(given is not None for given in (self.kv_events, self.kv_events_replay, self.kv_events_key)):
+            from tailrace.engine import subscribers
+
+            subscribers.check(self.kv_events, self.kv_events_replay, self.kv_events_key, prefix_cache=self.prefix_cache)
         if self.kv_key_file is not None and self.kv_disk is None:
             raise InvalidInput("--kv-key-file is of use only with --kv-disk", param="kv_key_file")
         if self.kv_disk is not None and not self.prefix_cache:
@@ -208,6 +218,9 @@ class Settings:
             kv_tenant_share=self.kv_tenant_share,
             kv_pin=self.kv_pin,
             tenants=max(1, len(set(self.api_keys))),
+            kv_events=self.kv_events,
+            kv_events_replay=self.kv_events_replay,
+            kv_events_key=self.kv_events_key,
             kv_disk=self.kv_disk,
             kv_disk_bytes=self.kv_disk_bytes,
             kv_key_file=self.kv_key_file,

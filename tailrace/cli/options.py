@@ -81,6 +81,12 @@ SERVE = Declaration(
         Option("--api-key-file", str, "File with one key a line.", _NETWORK, metavar="FILE"),
         Option("--served-name", str, "Name that clients ask for; may be repeated, the first one is in the answers.",
                _NETWORK, many=True, metavar="NAME"),
+        Option("--kv-events", str, "Address to publish KV events at, for routers: tcp://127.0.0.1:5557.", _NETWORK,
+               metavar="ADDRESS"),
+        Option("--kv-events-replay", str, "Address for those that have missed KV events, or begin to follow them.",
+               _NETWORK, metavar="ADDRESS"),
+        Option("--kv-events-key", str, "File with the server's CURVE key and those of who may follow KV events. Any "
+               "address but loopback wants one.", _NETWORK, metavar="FILE"),
         Option("--kv-tokens", int, "Tokens that the KV pool holds. Default: from the memory that is free.", _CAPACITY),
         Option("--max-context", int, "Longest prompt plus output. Default: the model's, at most the pool.", _CAPACITY),
         Option("--step-tokens", int, "Token budget of a step; longer prompts are computed in chunks of it.", _CAPACITY,

@@ -2,7 +2,7 @@
 
 What lives here: `scheduler` (the policy, pure), `core` (the loop that runs its plans), `batch`, `plan`, `request`,
 `watch` and `config` (their parts), `process`, `client` and `supervisor` (the process and its two ends),
-`protocol` (all that crosses between them).
+`protocol` (all that crosses between them), `publisher` and `subscribers` (KV events, and who may follow them).
 
 Called by `api` (through `client` and `protocol`). It must never know of HTTP, JSON or templates; tensors stay in
 `backends`, text other than stop strings in `text`.

@@ -30,6 +30,7 @@ from tailrace.kv.tiers import key_of
 from tailrace.terms import Event, EventKind
 
 if TYPE_CHECKING:
+    from tailrace.engine.publisher import Publisher
     from tailrace.text.tokens import TokenBytes
 
 LOAD_LIMIT = 5.0
@@ -92,6 +93,7 @@ class EngineCore:
         identity: bytes = b"",
         clock: Callable[[], float] = time.monotonic,
         digest: Digest = page_digest,
+        publisher: Publisher | None = None,
         transfers: Transfers | None = None,
     ) -> None:
         self.config = config
@@ -119,6 +121,7 @@ class EngineCore:
         self._stale = False  # something has happened that the next plan does not know of
         self._outputs: list[Output] = []
         self._events: list[Event] = []
+        self._publisher = publisher
         self._transfers = transfers if config.prefix_cache else None
         self._storing = False  # pages are stored once start-up is over
         self._blocked = False  # nothing can be computed until a load ends
@@ -153,7 +156,7 @@ class EngineCore:
     @property
     def gauges(self) -> Gauges:
         """The state now."""
-        scheduler = self.scheduler
+        scheduler, publisher = self.scheduler, self._publisher
         cached = scheduler.index.evictable
         return Gauges(
             running=len(scheduler.running),
@@ -167,6 +170,8 @@ class EngineCore:
             steps=self.steps,
             pinned_pages=scheduler.index.kept,
             evictions=list(scheduler.index.evictions.values()),
+            kv_batches=publisher.published if publisher is not None else 0,
+            kv_batches_dropped=publisher.dropped if publisher is not None else 0,
             tier=self.tier_gauges,
         )
 
@@ -204,6 +209,8 @@ class EngineCore:
     def settle(self) -> None:
         """Start-up is over."""
         self._backend.settle()
+        if self._publisher is not None:
+            self._publisher.attach(self.scheduler.index, lambda: self.wake())
         self._storing = True
 
     def close(self) -> None:
@@ -212,6 +219,8 @@ class EngineCore:
         if self._flight is not None:
             self._wait()
             self._flight = None
+        if self._publisher is not None:
+            self._publisher.close()
         if self._transfers is not None:
             self._transfers.close()
 
@@ -565,6 +574,8 @@ class EngineCore:
             request.scoring = False
 
     def _news(self) -> Tokens | None:
+        if self._publisher is not None:
+            self._publisher.flush()
         if not self._outputs and not self._events and self._flight is None:
             return None
         news = Tokens(self._outputs, self._events, self.gauges)

@@ -14,6 +14,7 @@ from tailrace.engine.spec import EngineSpec
 from tailrace.terms import ModelError
 
 if TYPE_CHECKING:
+    from tailrace.engine.publisher import Publisher
     from tailrace.engine.transfer import Transfers
     from tailrace.models.decoder import Model, ModelConfig
 
@@ -165,6 +166,17 @@ def open_transfers(spec: EngineSpec, backend: Backend) -> Transfers | None:
     return Transfers(tier, backend)
 
 
+def open_publisher(spec: EngineSpec) -> Publisher | None:
+    """What publishes KV events, where `spec` asks for it, already bound. InvalidInput, ModelError where that fails."""
+    if spec.kv_events is None:
+        return None
+    from tailrace.engine import subscribers
+    from tailrace.engine.publisher import Publisher
+
+    keys = subscribers.read_keys(spec.kv_events_key) if spec.kv_events_key is not None else None
+    return Publisher(spec.kv_events, spec.kv_events_replay, keys)
+
+
 def load(spec: EngineSpec) -> Loaded:
     """The built-in loader. Raises ModelError where the model cannot be served as asked."""
     phases: dict[str, float] = {}
@@ -182,6 +194,7 @@ def load(spec: EngineSpec) -> Loaded:
     from tailrace.models.load import load_model, model_config
 
     lap("imports")
+    publisher = open_publisher(spec)  # before the model: what is refused is refused at once
     opened = open_model(Path(spec.model), cache_root(spec), tokenizer=False)
     checkpoint = opened.checkpoint
     lap("open")
@@ -218,6 +231,7 @@ def load(spec: EngineSpec) -> Loaded:
         vocab_size=vocab,
         token_bytes=opened.table,
         identity=identity(spec, backend, context, model.variant),
+        publisher=publisher,
         transfers=open_transfers(spec, backend),
     )
     lap("core")

@@ -137,6 +137,8 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True):
     steps: int = 0
     pinned_pages: int = 0
     evictions: list[int] = []  # pages forgotten, ever, by cause (`kv.prefix.CAUSES`)
+    kv_batches: int = 0  # batches of KV events published, ever
+    kv_batches_dropped: int = 0  # and dropped, for lack of room
     tier: TierGauges | None = None
 
 

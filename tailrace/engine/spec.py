@@ -26,6 +26,9 @@ class EngineSpec:
     kv_tenant_share: float = 1.0
     kv_pin: tuple[tuple[int, ...], ...] = ()
     tenants: int = 1
+    kv_events: str | None = None
+    kv_events_replay: str | None = None
+    kv_events_key: str | None = None  # the file
     kv_disk: str | None = None
     kv_disk_bytes: int = 4 << 30
     kv_key_file: str | None = None

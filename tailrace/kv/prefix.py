@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 from tailrace.kv.pages import PagePool
 from tailrace.kv.retention import Lru, Policy
@@ -127,6 +128,19 @@ class Tree:
             self.keep |= zip(kept.digests, kept.tokens, strict=True)
 
 
+class Listener(Protocol):
+    """Whoever follows what an index holds (`events`)."""
+
+    def stored(self, node: Node) -> None:
+        """It has just been inserted; those before it are known."""
+
+    def removed(self, node: Node) -> None:
+        """It has just been taken out."""
+
+    def cleared(self) -> None:
+        """The index has just become empty because somebody asked."""
+
+
 def is_current(entry: int, node: Node) -> bool:
     """Whether this entry number of a heap is the node's latest, and the node an evictable leaf."""
     return entry == node.entry and node.page >= 0 and not node.pins and not node.children
@@ -180,6 +194,7 @@ class PrefixIndex:
         self.kept = 0  # pages that are kept for good
         self.evictions = dict.fromkeys(CAUSES, 0)  # ever
         self.visited = 0  # heap entries that evictions have looked at, ever
+        self.listener: Listener | None = None
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -267,6 +282,8 @@ class PrefixIndex:
             node.kept = parent is tree.root or parent.kept
             node.pins += node.kept
             self.kept += node.kept
+        if self.listener is not None:
+            self.listener.stored(node)
         return node
 
     def advance(self, now: float) -> int:
@@ -310,7 +327,13 @@ class PrefixIndex:
         while (node := self._pop(self._leaves)) is not None:
             self._forget(node, "reset")
             done += 1
+        if self.listener is not None and done and not self._nodes:
+            self.listener.cleared()
         return done
+
+    def nodes(self) -> list[Node]:
+        """All that it holds, each page after those before it."""
+        return list(self._nodes.values())
 
     def pages(self) -> list[int]:
         """The pages that the index holds."""
@@ -415,6 +438,8 @@ class PrefixIndex:
                 del self._trees[parent.digest]
         elif not parent.children and not parent.pins:
             self._push(parent)
+        if self.listener is not None:
+            self.listener.removed(node)
 
     def _unkeep(self, node: Node) -> None:
         """The index takes back its own pin."""

@@ -603,7 +603,8 @@ bool Program::finish(const Stage &stage, Progress &p, uint32_t step, int thread,
     const auto over = [&](uint64_t done) { return static_cast<int32_t>(static_cast<uint32_t>(done >> 32) - step) > 0; };
     int64_t deadline = stage.aside ? now_ns() + patience : 0;
     uint64_t done = p.done.load(std::memory_order_acquire);
-    for (int i = 0; i < SPIN && done != complete && !over(done); i++) {
+    // Never parks before the deadline: how long a turn takes is the processor's affair.
+    for (int i = 0; (i < SPIN || deadline) && done != complete && !over(done); i++) {
         if (ahead && i < AHEAD) __builtin_prefetch(ahead + 64 * i, 0, 2);
         relax();
         if (deadline && i % 16 == 15 && now_ns() > deadline) {

@@ -17,6 +17,7 @@ import numpy as np
 from tailrace.backends import PAGE_SIZE, Batch, Result, Sampling
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.core import EngineCore
+from tailrace.engine.loading import open_publisher
 from tailrace.engine.loading import open_transfers
 from tailrace.engine.process import Loaded
 from tailrace.engine.spec import EngineSpec
@@ -99,6 +100,7 @@ def build(spec: EngineSpec, kind: type[Parrot]) -> Loaded:
         vocab_size=PADDED,
         token_bytes=table(),
         identity=b"stand",
+        publisher=open_publisher(spec),
         transfers=open_transfers(spec, backend),
     )
     return Loaded(

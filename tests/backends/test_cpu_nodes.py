@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
@@ -49,6 +50,32 @@ def test_nodes_are_those_that_have_allowed_cpus(tmp_path: Path) -> None:
 def test_a_system_that_does_not_say_has_no_nodes(tmp_path: Path, cpulists: tuple[str, ...]) -> None:
     assert find(tree(tmp_path, None, *cpulists), {0, 1, 2}) == []
     assert find(tmp_path / "missing", {0}) == []
+
+
+class Threads:
+    """A program that only notes what its threads are bound to."""
+
+    def __init__(self, threads: int, error: int = 0) -> None:
+        self.threads = threads
+        self.error = error
+        self.bound: list[tuple[int, list[int]]] = []
+
+    def bind(self, thread: int, cpus: list[int]) -> int:
+        self.bound.append((thread, cpus))
+        return self.error
+
+
+def test_threads_have_a_core_each_where_there_are_as_many(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7, 2, 4})
+    all_of_them, fewer, more, refused = Threads(3), Threads(2), Threads(4), Threads(3, errno.EINVAL)
+    for program in (all_of_them, fewer, more, refused):
+        nodes.spread(program)  # type: ignore[arg-type]
+    assert all_of_them.bound == [(1, [4]), (2, [7])]  # the calling thread is free
+    assert fewer.bound == more.bound == []
+    assert refused.bound == [(1, [4])]
+    assert "a thread could not be kept on one core: Invalid argument" in caplog.text
 
 
 def test_threads_fill_the_nodes_in_order_and_in_proportion() -> None:

@@ -39,6 +39,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
         "--quantize", "int4", "--kv-policy", "ttl", "--kv-ttl", "90", "--kv-tenant-share", "0.5",
         "--kv-disk", "kv", "--kv-disk-bytes", "500MB", "--kv-key-file", "k",
         "--request-timeout", "9", "--drain-timeout", "5", "--hang-timeout", "6", "--start-timeout", "7",
+        "--kv-events", "tcp://[::1]:1", "--kv-events-replay", "tcp://[::1]:2", "--kv-events-key", "keys.toml",
         "--cache", str(tmp_path), "--no-template-args", "--no-log-requests", "--quiet",
     )  # fmt: skip
     assert (made.host, made.port, made.api_keys, made.served_names) == ("::1", 0, ("a", "b"), ("x",))
@@ -47,6 +48,9 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
     assert (made.threads, made.kernels, made.kv_dtype, made.backend) == (2, "avx2", "f32", "reference")
     assert (made.kv_policy, made.kv_ttl, made.kv_tenant_share) == ("ttl", 90, 0.5)
     assert made.quantize == made.engine().quantize == "int4"
+    for one in (made, made.engine()):
+        assert (one.kv_events, one.kv_events_replay) == ("tcp://[::1]:1", "tcp://[::1]:2")
+        assert one.kv_events_key == "keys.toml"
     for told in (made, made.engine()):
         assert (told.kv_disk, told.kv_disk_bytes, told.kv_key_file) == ("kv", 500_000_000, "k")
     times = made.timeouts

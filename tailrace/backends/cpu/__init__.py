@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.backends import Batch, Ends, Format, Forward, Result, Weight
-from tailrace.backends.cpu.nodes import Node, find, place
+from tailrace.backends.cpu.nodes import Node, find, place, spread
 from tailrace.backends.cpu.record import Compiler, Recorder
 from tailrace.backends.cpu.store import VERSION, TileStore
 from tailrace.backends.cpu.threads import usable_cores
@@ -108,6 +108,8 @@ class CpuBackend:
         Compiler(self._program, self._store, as_floats, pages, max_context).compile(recorder.nodes, logits)
         if len(nodes) > 1:
             place(self._program, nodes, self._store.copy)
+        else:
+            spread(self._program)
 
     @property
     def weight_bytes(self) -> int:

@@ -1,7 +1,8 @@
 """Threads and memory by NUMA node: a thread stays on one node, and the weights that it reads lie there.
 
-Nothing happens where the allowed CPUs belong to one node. What the system refuses (containers often may not say where
-memory lies) is logged once and left as it is: results are the same either way.
+Where the allowed CPUs belong to one node, memory stays as it is, and threads are at most spread over them. What the
+system refuses (containers often may not say where memory lies) is logged once and left as it is: results are the same
+either way.
 """
 
 from __future__ import annotations
@@ -111,6 +112,20 @@ def place(program: _kernels.Program, nodes: Sequence[Node], copy: tuple[int, int
                 set_policy(address, size, PREFERRED, [nodes[node].id], MOVE)
     except OSError as error:
         _log.warning("tailrace: threads and memory are not all placed by NUMA node: %s", error)
+
+
+def spread(program: _kernels.Program) -> None:
+    """Keeps each thread but the calling one on a CPU of its own, where there are as many CPUs as threads.
+
+    Left to itself, Linux may put two threads on one CPU and leave the other to a busy neighbour: each sleeps now and
+    then, so that one CPU seems enough for them. With fewer threads than CPUs, others may have a use for those too."""
+    cpus = sorted(os.sched_getaffinity(0))
+    if program.threads != len(cpus):
+        return
+    for thread in range(1, program.threads):
+        if error := program.bind(thread, [cpus[thread]]):
+            _log.warning("tailrace: a thread could not be kept on one core: %s", os.strerror(error))
+            return
 
 
 def set_policy(address: int, size: int, mode: int, nodes: Iterable[int], flags: int = 0) -> None:
