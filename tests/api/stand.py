@@ -17,8 +17,7 @@ import numpy as np
 from tailrace.backends import PAGE_SIZE, Batch, Result, Sampling
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.core import EngineCore
-from tailrace.engine.loading import open_publisher
-from tailrace.engine.loading import open_transfers
+from tailrace.engine.loading import open_publisher, open_transfers
 from tailrace.engine.process import Loaded
 from tailrace.engine.spec import EngineSpec
 from tailrace.kv.cost import LoadCost
