@@ -53,23 +53,13 @@ template <Quants Q> void tile_amx(const Packed &w, int64_t tile, const Quantised
     alignas(64) int32_t sums[RING][TILE_ROWS * LANES];
     const int64_t blocks = w.k / BLOCK, at = x.at(row0, 0), total = (rows + TILE_ROWS - 1) / TILE_ROWS * blocks;
     const uint8_t *const first = w.data + size_t(tile) * w.tile_bytes(), *const bytes = IN_PLACE ? first + Q.header() : scratch;
+    if constexpr (!IN_PLACE) unpack<Q>(w, tile, scratch, [](W quants) -> W { return {_mm512_sub_epi8(quants.v, _mm512_set1_epi8(Q.zero))}; });
     // Blocks follow each other in the activations, and so do groups of rows.
     const int8_t *q = x.q + at * QBLOCK;
     const float *d = x.d + at, *ds = BLOCK == QBLOCK ? x.ds + at : x.ds16 + 2 * at;
     // Meanwhile the next tile is fetched, some lines with each block.
     const uint8_t *const behind = first + w.tile_bytes();
     const int64_t lines = (int64_t(w.tile_bytes()) / 64 + total - 1) / total;
-    // Quants are unpacked a little before they are multiplied, so that this too goes on beside the rest.
-    int64_t unpacked = 0;
-    const auto unpack_to = [&](int64_t input) __attribute__((always_inline)) {
-        if constexpr (!IN_PLACE)
-            for (; unpacked < input && unpacked < w.k; unpacked += 32) {
-                const uint8_t *p = first + unpacked / Q.span() * Q.span_bytes() + Q.header() + unpacked % Q.span() / 32 * Q.payload();
-                each<8>([&]<int G>() __attribute__((always_inline)) {
-                    w_store(scratch + unpacked * LANES + 64 * G, {_mm512_sub_epi8(group<Q.bits, G>(p).v, _mm512_set1_epi8(Q.zero))});
-                });
-            }
-    };
     configure_product<BLOCK>();
     int64_t next = 0;
     const uint8_t *weights = bytes, *const end = bytes + size_t(blocks) * STEP;
@@ -82,7 +72,6 @@ template <Quants Q> void tile_amx(const Packed &w, int64_t tile, const Quantised
         weights += STEP;
         if (weights == end) weights = bytes;
     };
-    unpack_to((RING + 1) * BLOCK);
     for (int i = 0; i < RING - 1 && next < total; i++) multiply(), store();
     for (int64_t r0 = 0, t = 0; r0 < rows; r0 += TILE_ROWS) {
         F acc[TILE_ROWS];
@@ -93,7 +82,6 @@ template <Quants Q> void tile_amx(const Packed &w, int64_t tile, const Quantised
             for (int b = 0; b < Q.span() / BLOCK; b++, t++) {
                 const bool more = next < total;
                 if (more) multiply();
-                if (r0 == 0) unpack_to((t + RING + 2) * BLOCK);
                 for (int64_t line = t * lines; line < (t + 1) * lines; line++) __builtin_prefetch(behind + 64 * line, 0, 2);
                 const int32_t *sum = sums[size_t(t) % RING];
                 const float *dt = d + t * BLOCK / QBLOCK * LANES;
