@@ -90,8 +90,15 @@ def test_a_fork_can_be_given_up_and_is_signalled_no_more() -> None:
 
 
 def test_a_fork_is_out_of_a_terminal_s_reach() -> None:
-    script = "import os; print(os.getsid(waiting.process.pid) == waiting.process.pid); early.give_up(waiting)"
-    assert "True" in forked("import time; time.sleep(0.5)\n" + script)
+    script = """
+import os, time
+pid, end = waiting.process.pid, time.monotonic() + 10
+while os.getsid(pid) != pid and time.monotonic() < end:
+    pass
+print(os.getsid(pid) == pid)
+early.give_up(waiting)
+"""
+    assert "True" in forked(script)
 
 
 def test_a_fork_that_the_system_reaps_has_ended() -> None:
