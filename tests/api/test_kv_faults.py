@@ -22,8 +22,9 @@ from tests.api.stand import FIRST_BYTE
 from tests.api.test_kv_disk import EAGER, page_files
 
 SESSIONS = [[*(FIRST_BYTE + (7 * at + at // 5) % 400 for at in range(64)), *([FIRST_BYTE + n] * 200)] for n in range(8)]
-SMALL = {**EAGER, "kv_tokens": 640, "max_context": 320, "log_requests": False}
-"""A pool for two of the eight sessions, so that most come back from disk; decodes preempt each other."""
+SMALL = {**EAGER, "kv_tokens": 592, "max_context": 320, "log_requests": False}
+"""37 pages, where a session takes 17 and, with its answer, 19: most come back from disk, and two that run at once
+preempt one another."""
 
 
 def body(n: int) -> dict[str, Any]:
@@ -116,7 +117,6 @@ def test_the_engine_is_killed_at_random_points_under_load(truth: list[str], tmp_
             assert load.failed > 0
         settled(server, truth)
         assert server.metric("tailrace_kv_hit_tokens_total", tier="disk") > 0
-        assert server.metric("tailrace_num_preemptions_total") > 0
 
 
 def test_the_server_is_killed_at_random_points_under_load_and_started_again(truth: list[str], tmp_path: Path) -> None:
@@ -178,6 +178,7 @@ def test_files_are_changed_cut_short_and_deleted_while_they_are_served(truth: li
             assert load.failed == 0
         settled(server, truth)
         assert server.metric("tailrace_kv_disk_misses_total") > 0
+        assert server.metric("tailrace_num_preemptions_total") > 0
 
 
 def harm(path: Path, rng: random.Random) -> None:
