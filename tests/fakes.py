@@ -270,6 +270,8 @@ class MemoryTier:
     """Implements `Tier` in a dictionary. `fail` is asked before every load and store: True loses the page, what it
     raises is raised."""
 
+    name = "memory"
+
     def __init__(self, fail: Callable[[], bool] = lambda: False) -> None:
         self.pages: dict[PageKey, bytes] = {}
         self.loads: list[PageKey] = []  # that gave something

@@ -38,8 +38,12 @@ TIER_COUNTERS = {
     "loads": "Loads from disk that have ended, complete or not.",
     "load_seconds": "Time of the loads that have ended.",
     "predicted_seconds": "Time that they were expected to take.",
+    "computing_seconds": "Time that computing what they gave was expected to take.",
+    "requeued": "KV pages loaded while they still waited to be stored.",
 }
 """What `TierGauges` counts, with its description; hits have a family of their own."""
+RESUMED = ("ram", "tier", "computed")
+"""Where what a preempted request had computed comes from when it goes on (`Gauges.resumed`)."""
 REASONS = ("stop", "length", "abort", "error", "timeout")
 ENDPOINTS = ("chat", "completions", "models", "tokenize", "detokenize", "health", "metrics", "version", "other")
 STATUSES = (200, 400, 401, 404, 405, 408, 413, 415, 429, 431, 499, 500, 503)
@@ -201,6 +205,7 @@ class _EngineTotals:
     steps: int = 0
     tier: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIER_COUNTERS, 0.0))
     tier_misses: dict[str, int] = field(default_factory=dict)
+    resumed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RESUMED, 0))
     evictions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
     kv_batches: int = 0
     kv_batches_dropped: int = 0
@@ -215,6 +220,8 @@ class _EngineTotals:
         self.kv_batches_dropped += max(0, new.kv_batches_dropped - old.kv_batches_dropped)
         if new.tier is not None:
             self._update_tier(new.tier, old.tier or TierGauges())
+        for source, count, counted in zip(RESUMED, new.resumed, old.resumed or [0] * len(RESUMED), strict=False):
+            self.resumed[source] += max(0, count - counted)
         before = old.evictions or [0] * len(CAUSES)
         for cause, count, counted in zip(CAUSES, new.evictions, before, strict=False):
             self.evictions[cause] += max(0, count - counted)
@@ -333,6 +340,14 @@ class _Families:
         hits.add_metric(["ram"], engine.prefix_hits - found)
         hits.add_metric(["disk"], found)
         yield hits
+        resumed = CounterMetricFamily(
+            "tailrace_kv_resumed_tokens",
+            "Tokens that preempted requests had computed, by where they came from when those went on.",
+            labels=["source"],
+        )
+        for source, count in engine.resumed.items():
+            resumed.add_metric([source], count)
+        yield resumed
         if now is None:
             return
         for name, text, value in (
@@ -345,6 +360,9 @@ class _Families:
         for name, text in TIER_COUNTERS.items():
             if text:
                 yield CounterMetricFamily(f"tailrace_kv_disk_{name}", text, value=engine.tier[name])
+        for name, text in (("loaded", "Bytes of KV loaded from disk."), ("stored", "Bytes of KV stored on disk.")):
+            value = engine.tier[name] * now.page_bytes
+            yield CounterMetricFamily(f"tailrace_kv_disk_{name}_bytes", text, value=value)
         misses = CounterMetricFamily("tailrace_kv_disk_misses", "Loads that gave nothing.", labels=["cause"])
         for cause, count in engine.tier_misses.items():
             misses.add_metric([cause], count)

@@ -23,7 +23,7 @@ from tailrace.engine.plan import Chunk, Plan
 from tailrace.engine.protocol import FinishReason, Gauges, Output, Submit, TierGauges, TokenLogprob, Tokens
 from tailrace.engine.request import Request, State
 from tailrace.engine.scheduler import Scheduler
-from tailrace.engine.transfer import Load, Transfers
+from tailrace.engine.transfer import Load, Offered, Transfers
 from tailrace.engine.watch import StopWatch
 from tailrace.kv.prefix import Digest, Node, PageChain, page_digest
 from tailrace.kv.tiers import key_of
@@ -173,6 +173,7 @@ class EngineCore:
             kv_batches=publisher.published if publisher is not None else 0,
             kv_batches_dropped=publisher.dropped if publisher is not None else 0,
             tier=self.tier_gauges,
+            resumed=[scheduler.resumed.ram, scheduler.resumed.tier, scheduler.resumed.computed],
         )
 
     @property
@@ -197,6 +198,10 @@ class EngineCore:
             load_seconds=stats.load_seconds,
             predicted_seconds=stats.predicted_seconds,
             misses=dict(stats.tier.misses),
+            name=self._transfers.tier.name,
+            page_bytes=self._transfers.page_bytes,
+            computing_seconds=stats.computing_seconds,
+            requeued=stats.requeued,
         )
 
     def check_integrity(self) -> None:
@@ -329,6 +334,7 @@ class EngineCore:
             self._tell(ended, outcome, drawn, now)
             self._keep(ended.plan)
             self._events += launched
+        self._save_spilled()
         return self._news()
 
     def _take_in(self, intake: Callable[[], None] | None, now: float) -> None:
@@ -405,7 +411,7 @@ class EngineCore:
             plan = scheduler.plan(now, plan)
         self._next, self._stale = None, False
         events = [
-            Event(request.id, EventKind.PREEMPTED, now if since is None else since, cause=cause)
+            Event(request.id, EventKind.PREEMPTED, now if since is None else since, computed=request.lost, cause=cause)
             for request, cause in scheduler.preempted
             if request.state is not State.FINISHED
         ]
@@ -413,7 +419,10 @@ class EngineCore:
         for request in plan.admitted:
             self._builder.seat(request)
             events.append(Event(request.id, EventKind.ADMITTED, now, cached=request.hit, cause=request.waited_for))
+            if self._transfers is not None and request.loading is None:
+                events += self._without_load(request, now)
         if self._transfers is not None:
+            self._rescue_spilled(self._transfers)
             events += self._begin_loads(self._transfers, now)
             self._transfers.busy(bool(plan.chunks))
         self._blocked = not plan.chunks and bool(scheduler.loads)
@@ -458,21 +467,35 @@ class EngineCore:
 
     # --- the tier below the pool
 
-    def _offer(self, chain: PageChain, first: int, limit: int) -> tuple[int, float]:
-        """`scheduler.Offer`: what the tier has, where loading it is expected to be quicker than computing it."""
+    def _offer(self, chain: PageChain, first: int, limit: int) -> Offered:
+        """`scheduler.Offer`: what the tier has, or is about to get, where loading it is expected to be quicker than
+        computing it."""
         transfers = self._transfers
         assert transfers is not None
         if any(load.cancelled and self._late(load) for load in self.scheduler.loads):
-            return 0, 0.0
-        pages = transfers.tier.lookup(chain, first, limit)
+            return Offered(why="late")
+        pages, queued = transfers.lookup(chain, first, limit)
         if not pages:
-            return 0, 0.0
-        size, before, cost = pages * transfers.page_bytes, transfers.before(), transfers.cost
-        predicted = cost.load_seconds(size, before)
+            return Offered()
+        size, before, cost = (pages - queued) * transfers.page_bytes, transfers.before(), transfers.cost
+        loading, computing = cost.load_seconds(size, before), cost.compute_seconds(pages * PAGE_SIZE)
+        tier = transfers.tier.name
         if not cost.quicker(size, pages * PAGE_SIZE, before):
             self._declined += 1
-            return 0, predicted
-        return pages, predicted
+            return Offered(0, tier, loading, computing, "slower")
+        return Offered(pages, tier, loading, computing, "")
+
+    def _without_load(self, request: Request, now: float) -> list[Event]:
+        """A request was admitted without a load: why, where it has been preempted and comes back with less than it had,
+        and where a tier had what is better computed."""
+        offered = request.offered or Offered(why="scoring")  # else it would have been asked for
+        less = bool(request.preemptions) and request.hit < request.lost - request.lost % PAGE_SIZE
+        if not less and offered.why != "slower":
+            return []
+        known = offered.computing if offered.computing < float("inf") else 0.0
+        event = Event(request.id, EventKind.DECLINED, now, cause=offered.why, predicted=offered.loading,
+                      computing=known, tier=offered.tier)  # fmt: skip
+        return [event]
 
     def _late(self, load: Load) -> bool:
         return load.begun > 0.0 and self._clock() - load.begun > LOAD_LIMIT
@@ -489,7 +512,10 @@ class EngineCore:
         for load in self.scheduler.unbegun:
             transfers.begin(load)
             tokens = len(load.pages) * PAGE_SIZE
-            events.append(Event(load.request.id, EventKind.LOADING, now, cached=tokens, predicted=load.predicted))
+            known = load.computing if load.computing < float("inf") else 0.0
+            events.append(
+                Event(load.request.id, EventKind.LOADING, now, 0.0, 0, tokens, "", load.predicted, known, load.tier)
+            )
         self.scheduler.unbegun.clear()
         return events
 
@@ -524,6 +550,25 @@ class EngineCore:
         for node in nodes + plan.inserted:
             if node.alive:
                 transfers.store(key_of(node), node.page)
+
+    def _rescue_spilled(self, transfers: Transfers) -> None:
+        """Pages of requests that the next step has preempted, and that it has handed on already: nothing has written
+        them yet, the step and loads are about to. Few: only as many as the step needed."""
+        if not self._storing:
+            return
+        for node, page in self.scheduler.spilled:
+            if not node.alive:
+                transfers.store(key_of(node), page, urgent=True)
+
+    def _save_spilled(self) -> None:
+        """The other pages of requests that the step that runs now has preempted: those that have not been stored,
+        because the queue was full or because they are new."""
+        spilled = self.scheduler.spilled
+        if spilled and self._transfers is not None and self._storing:
+            for node, page in spilled:
+                if node.page == page:
+                    self._transfers.store(key_of(node), page, urgent=True)
+        spilled.clear()
 
     # --- news
 

@@ -120,6 +120,10 @@ class TierGauges(msgspec.Struct, frozen=True, array_like=True):
     load_seconds: float = 0.0
     predicted_seconds: float = 0.0
     misses: dict[str, int] = {}  # by cause
+    name: str = "disk"
+    page_bytes: int = 0  # of a page's content
+    computing_seconds: float = 0.0  # that what was loaded should have taken to compute
+    requeued: int = 0  # loaded while they still waited to be stored
 
 
 class Gauges(msgspec.Struct, frozen=True, array_like=True):
@@ -140,6 +144,7 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True):
     kv_batches: int = 0  # batches of KV events published, ever
     kv_batches_dropped: int = 0  # and dropped, for lack of room
     tier: TierGauges | None = None
+    resumed: list[int] = []  # tokens of preempted requests, ever: found in the pool, loaded from a tier, computed again
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):

@@ -11,7 +11,7 @@ from tailrace.engine.protocol import FinishReason, Submit, TokenLogprob
 from tailrace.kv.prefix import Node, PageChain
 
 if TYPE_CHECKING:
-    from tailrace.engine.transfer import Load
+    from tailrace.engine.transfer import Load, Offered
 
 
 class State(enum.Enum):
@@ -61,6 +61,8 @@ class Request:
         "limit",
         "loadable",
         "loading",
+        "lost",
+        "offered",
         "pages",
         "params",
         "passed",
@@ -107,6 +109,8 @@ class Request:
         self.hit = 0  # tokens that the latest admission found
         self.loading: Load | None = None  # fills some of its pages; nothing of it is computed meanwhile
         self.loadable = True  # no load has kept it waiting for too long, or was expected to
+        self.offered: Offered | None = None  # what a tier below the pool had when that was last asked
+        self.lost = 0  # tokens that it had computed when it was preempted last
         self.scoring = submit.params.prompt_logprobs >= 0  # still owes log-probabilities of the prompt
         self.prompt_logprobs: list[TokenLogprob | None] = [None] * self.prompt_len if self.scoring else []
         self.tag = 0.0  # its place in the order between tenants

@@ -20,7 +20,9 @@ from the launch of the step that computes them, since steps run in order. What t
 ends or is preempted is free for the next to compute.
 
 Where a tier below the pool (`kv.tiers`) has pages beyond those that the index knows, a request may be admitted to load
-them (`offer` decides): it runs, holding all its pages, but computes nothing until they are there.
+them (`offer` decides): it runs, holding all its pages, but computes nothing until they are there. A preempted request's
+pages stay known until their room is needed, and `spilled` names them, so that the caller can see to it that a tier has
+them by then; what it comes back with, `resumed` counts.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from tailrace.backends import PAGE_SIZE
 from tailrace.engine.config import EngineConfig
@@ -35,7 +38,7 @@ from tailrace.engine.fairness import FairOrder
 from tailrace.engine.plan import Plan
 from tailrace.engine.protocol import Submit
 from tailrace.engine.request import Request, State, pages_for
-from tailrace.engine.transfer import Load
+from tailrace.engine.transfer import Load, Offered
 from tailrace.kv.pages import PagePool
 from tailrace.kv.prefix import Digest, Node, PageChain, PrefixIndex, page_digest, root_digest
 from tailrace.kv.retention import make_policy
@@ -46,9 +49,18 @@ LOOK_UP_PAGES = 4096
 LONGEST_RETRY = 16
 """Most steps for which a request that did not fit is not looked at again."""
 
-Offer = Callable[[PageChain, int, int], tuple[int, float]]
-"""How many of a chain's pages first .. limit-1, in a row from `first`, are better loaded than computed, and the seconds
-that this should take. No pages, but seconds, where there are some and computing should be quicker."""
+Offer = Callable[[PageChain, int, int], Offered]
+"""How many of a chain's pages first .. limit-1, in a row from `first`, are better loaded than computed."""
+NOTHING = Offered()
+
+
+@dataclass(slots=True)
+class Resumed:
+    """Tokens that preempted requests had computed, by where they came from when those were admitted again."""
+
+    ram: int = 0
+    tier: int = 0
+    computed: int = 0  # computed again, or about to be
 
 
 def seniority(request: Request) -> tuple[bool, int, int]:
@@ -76,7 +88,9 @@ class Scheduler:
         self.waiting: dict[str, Request] = {}
         self.running: list[Request] = []  # most senior first
         self.preempted: list[tuple[Request, str]] = []  # since the caller last took them, with the cause
-        self.offer: Offer = lambda _chain, _first, _limit: (0, 0.0)
+        self.spilled: list[tuple[Node, int]] = []  # what those of them had computed, with its page; likewise
+        self.resumed = Resumed()
+        self.offer: Offer = lambda _chain, _first, _limit: NOTHING
         self.loads: list[Load] = []  # that hold pages
         self.unbegun: list[Load] = []  # of those: to be begun once no step runs that their pages may be left over from
         self.preemptions = 0
@@ -289,7 +303,7 @@ class Scheduler:
         request.extend_chain()
         chain = request.chain
         hits: list[Node] = []
-        offered = (0, 0.0)
+        offered = NOTHING
         if chain is not None and not request.scoring:
             limit = min((request.expected - 1) // PAGE_SIZE, len(chain))
             hits = self.index.match(chain, limit)
@@ -298,17 +312,20 @@ class Scheduler:
                 request.blocked_on = chain.digests[len(hits)]
                 return "prefix"
             if len(hits) < limit and request.loadable:
-                offered = self.offer(chain, len(hits), limit)
-                request.loadable = bool(offered[0]) or not offered[1]
-        todo = request.expected - (len(hits) + offered[0]) * PAGE_SIZE
+                offered = request.offered = self.offer(chain, len(hits), limit)
+                request.loadable = offered.why != "slower"
+        todo = request.expected - (len(hits) + offered.pages) * PAGE_SIZE
         ahead = sum(left for left in remaining if left <= todo)
         if ahead >= room * (1.0 - self.config.oldest_share) and remaining and request.passed < self.config.max_passed:
             return "budget"
         if not self._fits(request, hits):
             return "pages"
         self._enter(request, hits)
-        if offered[0]:
-            self._load(request, *offered)
+        if request.preemptions:
+            self.resumed.ram += min(request.hit, request.lost)
+            self.resumed.computed += max(0, request.lost - request.hit - offered.pages * PAGE_SIZE)
+        if offered.pages:
+            self._load(request, offered)
         return ""
 
     def _fits(self, request: Request, hits: list[Node]) -> bool:
@@ -367,12 +384,13 @@ class Scheduler:
 
     # --- loading
 
-    def _load(self, request: Request, count: int, predicted: float) -> None:
+    def _load(self, request: Request, offered: Offered) -> None:
         """The pages after those that the index knew are to be loaded before anything is computed."""
-        chain, first = request.chain, len(request.path)
+        chain, first, count = request.chain, len(request.path), offered.pages
         assert chain is not None
         pages = request.pages[first : first + count]
-        load = Load(request, first, pages, [key_at(chain, at) for at in range(first, first + count)], predicted)
+        keys = [key_at(chain, at) for at in range(first, first + count)]
+        load = Load(request, first, pages, keys, offered.loading, offered.computing, offered.tier)
         self.pool.share(pages)
         self.loads.append(load)
         self.unbegun.append(load)
@@ -394,12 +412,18 @@ class Scheduler:
             request.cached += count
             self.prefix_hits += count
             self.prefix_loads += count
+        else:
+            self.resumed.tier += tokens
+            self.resumed.computed += len(load.pages) * PAGE_SIZE - tokens
         self._publish(request, load.first + load.done, [])
         return tokens
 
     def give_up(self, request: Request) -> None:
         """Its load takes too long: the request waits to be admitted again, and computes everything."""
-        request.loadable = False
+        request.loadable, request.offered = False, Offered(why="late")
+        if request.preemptions and request.loading is not None:
+            self.resumed.computed += len(request.loading.pages) * PAGE_SIZE
+        request.lost = 0
         self._wait_again(request, "kv_load")
         self.preempted.append((request, "kv_load"))
 
@@ -413,8 +437,12 @@ class Scheduler:
         """A running request loses its pages, keeps its output, and waits to be admitted again. If the plan was to be
         its first step, it has only not been admitted."""
         unseen = plan is not None and plan.drop(request)
+        request.lost = request.computed
+        if cause != "error":
+            self.spilled += [(node, node.page) for node in request.path]
         self._wait_again(request, cause)
         if not unseen:
+            request.loadable, request.offered = True, None
             request.preemptions += 1
             request.protected = request.preemptions >= self.config.max_preemptions
             self.preemptions += 1
@@ -488,6 +516,7 @@ class Scheduler:
             for chunk in list(following.chunks.values()):
                 following.retract(chunk.request)
         lost = {id(node) for node in failed.inserted}
+        self.spilled = [(node, page) for node, page in self.spilled if id(node) not in lost]
         for request in [r for r in self.running if any(id(node) in lost for node in r.path)]:
             self.preempt(request, following, "error")
         self.index.withdraw(failed.inserted)

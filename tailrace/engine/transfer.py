@@ -2,8 +2,9 @@
 
 The engine's thread hands over and takes back; it never waits. Loads go first, a page at a time. Pages to be stored are
 copied out of the pool by the engine's thread, beside a running step, into a queue that is bounded: where it is full
-they are dropped, which costs a later miss. They are stored while nothing is computed, so that they take no core from a
-step, or once they fill half of the queue.
+they are dropped, which costs a later miss; those of a preempted request, which comes back for certain, push out others
+instead. They are stored while nothing is computed, so that they take no core from a step, or once they fill half of the
+queue. A page that still waits there is found and loaded like any other.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import contextlib
 import logging
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tailrace.kv.cost import LoadCost
 from tailrace.kv.tiers import PageKey, Tier, TierStats
@@ -23,6 +24,7 @@ from tailrace.kv.tiers import PageKey, Tier, TierStats
 if TYPE_CHECKING:
     from tailrace.backends import Backend
     from tailrace.engine.request import Request
+    from tailrace.kv.prefix import PageChain
 
 QUEUE_BYTES = 64 << 20
 """Most bytes of pages that wait to be stored."""
@@ -30,6 +32,19 @@ CLOSE_SECONDS = 0.5
 """Longest that the pages which still wait to be stored may take at the end."""
 
 _log = logging.getLogger("tailrace")
+
+
+class Offered(NamedTuple):
+    """What a tier has of a chain beyond what the pool has, and whether it is to be loaded: how many pages in a row are
+    better loaded than computed, in which tier they are, and the seconds that loading them and computing their tokens
+    are expected to take (computing: infinite where it is not known). Without pages, `why` there are none: "absent",
+    "slower" (computing them should be quicker; tier and seconds say of what) or "late" (an earlier load is overdue)."""
+
+    pages: int = 0
+    tier: str = ""
+    loading: float = 0.0
+    computing: float = 0.0
+    why: str = "absent"
 
 
 class Load:
@@ -41,35 +56,50 @@ class Load:
         "before",
         "begun",
         "cancelled",
+        "computing",
         "done",
         "ended",
         "first",
         "keys",
         "pages",
         "predicted",
+        "queued",
         "request",
         "started",
+        "tier",
     )
 
     def __init__(
-        self, request: Request, first: int, pages: Sequence[int], keys: Sequence[PageKey], predicted: float
+        self,
+        request: Request,
+        first: int,
+        pages: Sequence[int],
+        keys: Sequence[PageKey],
+        predicted: float,
+        computing: float = 0.0,
+        tier: str = "",
     ) -> None:
         self.request = request
         self.first = first
         self.pages = list(pages)
         self.keys = list(keys)
         self.predicted = predicted  # seconds that it should take
+        self.computing = computing  # seconds that computing the same should take
+        self.tier = tier  # where its first page comes from
         self.before = 0  # bytes that it had to wait for
         self.begun = 0.0  # when it was handed over, when its first page's turn came, and when it was done
         self.started = 0.0
         self.ended = 0.0
         self.done = 0  # pages that are complete, in a row
+        self.queued = 0  # of those: that still waited to be stored
         self.cancelled = False
 
 
 @dataclass(frozen=True)
 class TransferStats:
-    """Since the start, but for `queued`, the pages that wait to be stored now. Seconds are of loads that have ended."""
+    """Since the start, but for `queued`, the pages that wait to be stored now. `requeued` pages were loaded while they
+    still waited there. Seconds are of loads that have ended: what they took, should have taken, and what computing the
+    pages that they gave should have taken, where that was known."""
 
     tier: TierStats
     queued: int
@@ -77,6 +107,8 @@ class TransferStats:
     loads: int
     load_seconds: float
     predicted_seconds: float
+    computing_seconds: float = 0.0
+    requeued: int = 0
 
 
 class Transfers:
@@ -101,7 +133,8 @@ class Transfers:
         self._clock = clock
         self._room = max(1, queue_bytes // self.page_bytes)
         self._loads: deque[Load] = deque()
-        self._stores: deque[tuple[PageKey, bytearray]] = deque()
+        self._stores: OrderedDict[bytes, tuple[PageKey, bytearray]] = OrderedDict()  # by digest; oldest first
+        self._urgent: OrderedDict[bytes, tuple[PageKey, bytearray]] = OrderedDict()  # of preempted requests
         self._buffers: list[bytearray] = []  # spare ones: their memory has been touched already
         self._busy = False
         self._waiting: set[bytes] = set()  # digests of pages that are queued or being stored
@@ -109,7 +142,8 @@ class Transfers:
         self._wake = threading.Condition()
         self._closing = False
         self._ended_loads = 0
-        self._load_seconds = self._predicted_seconds = 0.0
+        self._load_seconds = self._predicted_seconds = self._computing_seconds = 0.0
+        self._requeued = 0
         self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True) if thread else None
         if self._thread is not None:
             self._thread.start()
@@ -121,12 +155,32 @@ class Transfers:
         """What has happened so far."""
         return TransferStats(
             self.tier.stats(),
-            len(self._stores),
+            self._queue_length,
             self.dropped,
             self._ended_loads,
             self._load_seconds,
             self._predicted_seconds,
+            self._computing_seconds,
+            self._requeued,
         )
+
+    @property
+    def _queue_length(self) -> int:
+        return len(self._stores) + len(self._urgent)
+
+    def lookup(self, chain: PageChain, first: int, limit: int) -> tuple[int, int]:
+        """How many of the chain's pages first .. limit-1 can be loaded, in a row from `first`, as far as is known: from
+        the tier, or from the queue of those that it is about to get. And how many of them are in that queue."""
+        digests, at, queued = chain.digests, first, 0
+        while at < limit:
+            if digests[at] in self._waiting:
+                queued += 1
+                at += 1
+            elif found := self.tier.lookup(chain, at, limit):
+                at += found
+            else:
+                break
+        return at - first, queued
 
     def before(self) -> int:
         """Bytes that a load that began now would have to wait for."""
@@ -156,7 +210,10 @@ class Transfers:
             self._ended_loads += 1
             self._load_seconds += load.ended - load.begun
             self._predicted_seconds += load.predicted
-            if not load.before:
+            self._requeued += load.queued
+            if load.computing < float("inf"):
+                self._computing_seconds += load.computing * load.done / len(load.pages)
+            if not load.before and not load.queued:
                 size = load.done * self.page_bytes
                 self.cost.loaded(size, load.ended - load.started, load.started - load.begun)
         return ended
@@ -168,17 +225,28 @@ class Transfers:
                 self._busy = on
                 self._wake.notify()
 
-    def store(self, key: PageKey, page: int) -> None:
-        """Copies a complete page out of the pool and queues it, unless the tier has it or is about to."""
-        if key.digest in self._waiting or self.tier.holds(key.digest):
+    def store(self, key: PageKey, page: int, *, urgent: bool = False) -> None:
+        """Copies a complete page out of the pool and queues it, unless the tier has it or is about to. Where the queue
+        is full it is dropped; an urgent one pushes out the latest of those that are not."""
+        digest = key.digest
+        if digest in self._waiting:
+            if urgent:
+                with self._wake:
+                    if digest in self._stores:
+                        self._urgent[digest] = self._stores.pop(digest)
             return
-        if len(self._stores) >= self._room:
+        if self.tier.holds(digest):
+            return
+        if self._queue_length >= self._room:
             self.dropped += 1
-            return
+            with self._wake:
+                if not urgent or not self._stores:
+                    return
+                self._waiting.discard(self._stores.popitem()[0])  # its buffer may be being read: it is no spare one
         data = self._backend.read_page(page, self._buffers.pop() if self._buffers else None)
         with self._wake:
-            self._waiting.add(key.digest)
-            self._stores.append((key, data))
+            self._waiting.add(digest)
+            (self._urgent if urgent else self._stores)[digest] = (key, data)
             if self._may_store():
                 self._wake.notify()
 
@@ -198,7 +266,8 @@ class Transfers:
         """One page; False where there is nothing to do."""
         with self._wake:
             load = self._loads[0] if self._loads else None
-            store = self._stores.popleft() if load is None and self._may_store() else None
+            queue = self._urgent or self._stores
+            store = queue.popitem(last=False)[1] if load is None and self._may_store() else None
         if load is not None:
             if not self._fill(load):
                 with self._wake:
@@ -215,7 +284,8 @@ class Transfers:
         return load is not None or store is not None
 
     def _may_store(self) -> bool:
-        return bool(self._stores) and (self._closing or not self._busy or 2 * len(self._stores) > self._room)
+        count = self._queue_length
+        return count > 0 and (self._closing or not self._busy or 2 * count > self._room)
 
     def _fill(self, load: Load) -> bool:
         """Loads the next page; False where the load has ended."""
@@ -226,15 +296,24 @@ class Transfers:
         try:
             if first:
                 self.tier.prepare(load.keys)
-            data = self.tier.load(load.keys[load.done])
+            key = load.keys[load.done]
+            waiting = self._waiting_page(key)
+            data = waiting if waiting is not None else self.tier.load(key)
             if data is None:
                 return False
             self._backend.write_page(load.pages[load.done], data)
+            load.queued += waiting is not None
         except Exception:  # noqa: BLE001 - whatever it was, the request computes instead
             _log.exception("tailrace: a KV page could not be loaded")
             return False
         load.done += 1
         return load.done < len(load.pages)
+
+    def _waiting_page(self, key: PageKey) -> bytearray | None:
+        """The page, where it still waits to be stored. Token ids and parent are compared, as a tier does."""
+        with self._wake:
+            found = self._urgent.get(key.digest) or self._stores.get(key.digest)
+        return found[1] if found is not None and found[0] == key else None
 
     def _run(self) -> None:
         while True:

@@ -14,6 +14,28 @@ WAITS = (Phase.PREPARE, Phase.QUEUE, Phase.KV_LOAD)
 """Phases that last until the event that ends them, whatever that is."""
 
 
+class Resume(msgspec.Struct, frozen=True):
+    """How a request came back after it was preempted: `had` tokens had been computed; of them so many were still in the
+    pool (`ram`) and so many came from a tier (`loaded`); the rest was computed again. Seconds are None where they are
+    not known, or where nothing was loaded."""
+
+    cause: str  # why it was preempted
+    had: int
+    away: float | None = None  # seconds from then until it was admitted again; None: it has not been
+    ram: int = 0
+    loaded: int = 0
+    tier: str = ""  # that had something, whether it was loaded or not
+    load: float | None = None  # seconds that the load took...
+    load_predicted: float | None = None  # ...and should have taken
+    computing_predicted: float | None = None  # seconds that computing the same should have taken
+    why_not: str = ""  # nothing more was loaded: absent, slower, late, scoring or missing
+
+    @property
+    def computed(self) -> int:
+        """Tokens that were computed again."""
+        return max(0, self.had - self.ram - self.loaded)
+
+
 class Timeline(msgspec.Struct, frozen=True):
     """Seconds and counts of one request. `phases` sums to `e2e` (up to rounding); `other` is part of it."""
 
@@ -38,6 +60,8 @@ class Timeline(msgspec.Struct, frozen=True):
     prefill: float | None  # first admitted until the first token
     decode: float | None  # first token until the last
     token_times: list[float] = []  # seconds since received, one a token, where asked for
+    resumes: list[Resume] = []  # one a preemption
+    load_declined: Resume | None = None  # the tier's offer, where it was first admitted without it
 
     @property
     def covered(self) -> float:
@@ -54,11 +78,13 @@ class Fold:
         "closed",
         "computed",
         "cursor",
+        "declined",
         "decode_steps",
         "finish",
         "fresh",
         "keep_times",
         "last_token",
+        "left",
         "load_predicted",
         "loaded",
         "outputs",
@@ -67,6 +93,7 @@ class Fold:
         "queued",
         "received",
         "request",
+        "resumes",
         "spent",
         "stalled_steps",
         "state",
@@ -90,6 +117,9 @@ class Fold:
         self.finish = ""
         self.closed = False
         self.times: list[float] = []
+        self.resumes: list[Resume] = []
+        self.left = 0.0  # when it was preempted, or its load began
+        self.declined: Resume | None = None
 
     def add(self, event: Event) -> None:
         """Takes one event in."""
@@ -119,16 +149,28 @@ class Fold:
             self._spend(Phase.QUEUE, event.at)
             self.state = Phase.KV_LOAD
             self.load_predicted += event.predicted
+            self.left = event.at
+            self._resume(tier=event.tier, load_predicted=event.predicted, computing_predicted=event.computing or None)
         elif kind is EventKind.LOADED:
             self._spend(Phase.KV_LOAD, event.at)
             self.state = Phase.PREFILL
             self.fresh = True
             self.loaded += event.cached
             self.cached += event.cached if not self.preemptions else 0
+            self._resume(loaded=event.cached, load=event.at - self.left, why_not=event.cause)
+        elif kind is EventKind.DECLINED:
+            offer = {"tier": event.tier, "load_predicted": event.predicted or None, "why_not": event.cause,
+                     "computing_predicted": event.computing or None}  # fmt: skip
+            if self.resumes:
+                self._resume(**offer)
+            else:
+                self.declined = Resume("", 0, **offer)  # type: ignore[arg-type]  # of the fields' own types
         elif kind is EventKind.PREEMPTED:
             self._spend(Phase.KV_LOAD if self.state is Phase.KV_LOAD else Phase.OTHER, event.at)
             self.preemptions += 1
             self.state = Phase.QUEUE
+            self.left = event.at
+            self.resumes.append(Resume(event.cause, event.computed))
         elif kind is EventKind.FINISHED or kind is EventKind.FAILED:
             self._spend(self.state if self.state in WAITS else Phase.OTHER, event.at)
             self.finish = self.finish or (event.cause if kind is EventKind.FINISHED else "error")
@@ -136,6 +178,11 @@ class Fold:
         elif kind is EventKind.DELIVERED:
             self._spend(Phase.STREAM if self.state is Phase.STREAM else Phase.OTHER, event.at)
             self.closed = True
+
+    def _resume(self, **changes: object) -> None:
+        """More is known of how it came back from its latest preemption; nothing where there was none."""
+        if self.resumes:
+            self.resumes[-1] = msgspec.structs.replace(self.resumes[-1], **changes)
 
     def _spend(self, phase: Phase, until: float) -> None:
         if until > self.cursor:
@@ -155,6 +202,7 @@ class Fold:
         if self.admitted is None:
             self.admitted = event.at
             self.cached = event.cached
+        self._resume(away=event.at - self.left, ram=event.cached)
         self.fresh = True
         self.state = Phase.PREFILL
 
@@ -202,15 +250,28 @@ class Fold:
             prefill=first - self.admitted if first is not None and self.admitted is not None else None,
             decode=decode,
             token_times=list(self.times),
+            resumes=list(self.resumes),
+            load_declined=self.declined,
         )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)
+
+
+def _offer(resume: Resume) -> dict[str, object]:
+    """What a tier offered, and why it was not taken."""
+    return {
+        "tier": resume.tier or None,
+        "load_predicted_ms": _ms(resume.load_predicted),
+        "computing_predicted_ms": _ms(resume.computing_predicted),
+        "why_not": resume.why_not or None,
+    }
 
 
 def as_json(timeline: Timeline) -> dict[str, object]:
     """For answers and logs: milliseconds, rounded to a microsecond; phases that took no time are left out."""
-
-    def ms(seconds: float | None) -> float | None:
-        return None if seconds is None else round(seconds * 1000, 3)
-
+    ms = _ms
     body: dict[str, object] = {
         "request": timeline.request,
         "e2e_ms": ms(timeline.e2e),
@@ -235,6 +296,19 @@ def as_json(timeline: Timeline) -> dict[str, object]:
     }
     if timeline.load_predicted:
         body["kv_load"] = {"tokens": timeline.loaded_tokens, "predicted_ms": ms(timeline.load_predicted)}
+    if timeline.load_declined is not None:
+        body["kv_load_declined"] = _offer(timeline.load_declined)
+    if timeline.resumes:
+        body["resumes"] = [
+            {
+                "cause": one.cause,
+                "away_ms": _ms(one.away),
+                "tokens": {"had": one.had, "ram": one.ram, "loaded": one.loaded, "computed": one.computed},
+                "load_ms": _ms(one.load),
+                **_offer(one),
+            }
+            for one in timeline.resumes
+        ]
     if timeline.token_times:
         body["token_times_ms"] = [ms(at) for at in timeline.token_times]
     return body

@@ -49,7 +49,10 @@ class TierStats:
 
 class Tier(Protocol):
     """`lookup`, `holds` and `stats` return at once, from any thread. The others may block and are called by one thread.
-    Nothing here raises for what happens to the stored pages."""
+    Nothing here raises for what happens to the stored pages. `name` is what metrics and timelines call it."""
+
+    @property
+    def name(self) -> str: ...
 
     def lookup(self, chain: PageChain, first: int, limit: int) -> int:
         """How many of the chain's pages first .. limit-1 it has in a row from `first`, as far as it knows; marks the

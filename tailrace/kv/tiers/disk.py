@@ -63,6 +63,8 @@ class DiskTier:
     written is only read from (`TierStats.writable`), with one line in the log.
     """
 
+    name = "disk"
+
     def __init__(
         self,
         directory: Path,
