@@ -171,11 +171,12 @@ def _qualities(
             tokens = ids[at : min(at + CHUNK, len(ids) - 1)]
             batch, following = _scored(tokens, at), ids[at + 1 : at + 1 + len(tokens)]
             truth = _log_probabilities(backends[0], batch)
+            expected, choice = np.exp(truth), truth.argmax(axis=1)
             for index, backend in enumerate(backends):
                 found = truth if index == 0 else _log_probabilities(backend, batch)
                 losses[index].extend(-found[np.arange(len(tokens)), following])
-                divergences[index].extend((np.exp(truth) * (truth - found)).sum(axis=1))
-                same[index].extend(found.argmax(axis=1) == truth.argmax(axis=1))
+                divergences[index].extend((expected * (truth - found)).sum(axis=1))
+                same[index].extend(found.argmax(axis=1) == choice)
     base = float(np.mean(losses[0]))
     return [
         Quality(
