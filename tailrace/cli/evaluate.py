@@ -46,6 +46,9 @@ def kv(
     context: Annotated[int, typer.Option(min=1, max=1 << 20, help="Tokens that each user has.")] = 2048,
     sequences: Annotated[int, typer.Option(min=1, max=256, help="Users of a timed decode step.")] = 8,
     pairs: Annotated[int, typer.Option(min=0, max=1000, help="Timed steps of each kind; 0: no speed.")] = 9,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Quality in float32 arithmetic: what KV alone costs. Slow.")
+    ] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads. Default: one a core.")] = None,
     kernels: Annotated[str | None, typer.Option(help="Instruction path. Default: the best.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
@@ -75,7 +78,7 @@ def kv(
     checkpoint = open_checkpoint(path)
     made = load_model(checkpoint, max_context=max(tokens, context + PREFILL))
     texts = read(load_text(checkpoint.text, vocab=made.vocab), text, tokens=tokens, count=passages)
-    setting = Setting(size, context, sequences, pairs, threads, kernels, prepared_dir(path))
+    setting = Setting(size, context, sequences, pairs, threads, kernels, prepared_dir(path), exact)
     with _progress() as report:
         outcomes = evaluate(made, kinds, texts, setting, report)
     if as_json:
@@ -85,6 +88,7 @@ def kv(
             "model": checkpoint.name,
             "text": [{"name": passage.name, "tokens": len(passage.ids)} for passage in texts],
             "budget_bytes": size,
+            "exact": exact,
             "context": context,
             "outcomes": [asdict(outcome) for outcome in outcomes],
         }

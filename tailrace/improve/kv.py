@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace.backends import PAGE_SIZE, Batch
+from tailrace.backends import PAGE_SIZE, Backend, Batch
 from tailrace.backends.cpu import CpuBackend
 from tailrace.backends.cpu.machine.attained import greedy, touch_pages
 from tailrace.backends.kvdtype import BF16, KvDtype
+from tailrace.backends.reference import ReferenceBackend
 from tailrace.improve.text import Passage
 from tailrace.models import Model
 
@@ -94,6 +95,10 @@ class Setting:
     threads: int | None = None
     kernels: str | None = None
     cache_dir: Path | None = None
+    exact: bool = False
+    """Compares logits in float32 arithmetic, on the reference backend: what KV alone costs. The cpu backend rounds
+    activations to 8 bits where weights are quantised, and any change, however small, then moves some of them by a step:
+    its divergence has a floor, which is about what fp16 shows."""
 
 
 def evaluate(
@@ -108,7 +113,10 @@ def evaluate(
     pages = max(-(-longest // PAGE_SIZE), setting.sequences * -(-timed // PAGE_SIZE))
     context = max(longest, setting.context + PREFILL)
     backends = [_backend(model, kind, pages, context, setting) for kind in kinds]
-    qualities = _qualities(kinds, backends, texts, report)
+    compared: Sequence[Backend] = backends
+    if setting.exact:
+        compared = [ReferenceBackend(model, pages=-(-longest // PAGE_SIZE), kv_dtype=kind) for kind in kinds]
+    qualities = _qualities(kinds, compared, texts, report)
     speeds: list[list[Speed]] = [[] for _ in kinds]
     if setting.pairs:
         for backend in backends:
@@ -159,7 +167,7 @@ def _outcome(
 
 
 def _qualities(
-    kinds: Sequence[KvDtype], backends: Sequence[CpuBackend], texts: Sequence[Passage], report: Report
+    kinds: Sequence[KvDtype], backends: Sequence[Backend], texts: Sequence[Passage], report: Report
 ) -> list[Quality]:
     losses: list[list[float]] = [[] for _ in kinds]
     divergences: list[list[float]] = [[] for _ in kinds]
@@ -192,7 +200,7 @@ def _qualities(
     ]
 
 
-def _log_probabilities(backend: CpuBackend, batch: Batch) -> Logs:
+def _log_probabilities(backend: Backend, batch: Batch) -> Logs:
     logits = backend.run(batch).logits
     assert logits is not None  # the batch asks for them
     x = logits.astype(np.float64)

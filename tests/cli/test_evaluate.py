@@ -16,7 +16,7 @@ def test_json_is_for_programs(run: Run, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog " * 4)
     ended = run("eval", "kv", str(folder), "--kv-dtype", "k8v4, int8", "--kv-dtype-skip", "1", "--text", str(text),
-                "--pairs", "0", "--budget", "1MiB", "--json", *SMALL)  # fmt: skip
+                "--pairs", "0", "--budget", "1MiB", "--exact", "--json", *SMALL)  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert [made["kv_dtype"] for made in found["outcomes"]] == ["bf16", "k8v4 but 1", "int8 but 1"]
