@@ -15,13 +15,14 @@ from tailrace.models import catalogue
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
-    choices = ["kernels", "steps", "quality", "serve", "start", "shapes", "quota", "neighbour", "kv", "kvdisk"]
+    choices = ["kernels", "steps", "quality", "serve", "start", "shapes", "quota", "neighbour"]
+    choices += ["kv", "kvdisk", "kvquant"]
     p.add_argument("what", nargs="*", choices=choices, help="default: steps, quality, serve and start")
     p.add_argument("--model", default=catalogue.DEFAULT)
     p.add_argument("--threads", type=int, default=None)
     p.add_argument("--kernels", default=None)
-    p.add_argument("--tokens", type=int, default=512, help="quality: tokens of each passage")
-    p.add_argument("--passages", type=int, default=4, help="quality: passages of text")
+    p.add_argument("--tokens", type=int, default=512, help="quality, kvquant: tokens of each passage")
+    p.add_argument("--passages", type=int, default=4, help="quality, kvquant: passages of text")
     p.add_argument("--against", default=None, help="another server's command, with {port} and {model}")
     p.add_argument("--workloads", default=None, help="serve, shapes: a comma-separated choice")
     p.add_argument("--repeats", type=int, default=3, help="runs of each workload, or turns")
@@ -85,6 +86,11 @@ def main() -> None:
 
         print("\n## KV on disk\n", flush=True)
         kvdisk.run(ours, max(8, args.repeats))
+    if "kvquant" in chosen:
+        from bench import kvquant
+
+        print("\n## KV in fewer bits\n", flush=True)
+        kvquant.run(model, args.tokens, args.passages, max(9, args.repeats), args.threads, args.kernels)
     if "quota" in chosen:
         from bench import quota
 

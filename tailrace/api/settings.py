@@ -98,6 +98,9 @@ class Settings:
     kernels: str | None = None
     """Instruction path ("portable", "avx2", "avx512"...); None is the best that this machine has."""
     kv_dtype: str = "bf16"
+    """How keys and values are kept: see `backends.kvdtype.FORMS`."""
+    kv_dtype_skip: str = ""
+    """Layers that keep them as bf16 all the same, as in "0,1" or "0-3,29"; empty: none."""
     quantize: str | None = None
     """"int8" or "int4": float matrices are rounded to it as they are loaded; None serves weights as they are stored."""
     backend: str = "cpu"
@@ -176,6 +179,10 @@ class Settings:
                 "more than one a core is slower",
                 param="threads",
             )
+        if (self.kv_dtype, self.kv_dtype_skip) != ("bf16", ""):
+            from tailrace.backends import kvdtype  # with numpy, which this process does not need
+
+            kvdtype.parse(self.kv_dtype, self.kv_dtype_skip)
         check_policy(self.kv_policy, self.kv_ttl or 0.0)
         if not 0.0 < self.kv_tenant_share <= 1.0:
             raise InvalidInput(
@@ -211,6 +218,7 @@ class Settings:
             threads=self.threads,
             kernels=self.kernels,
             kv_dtype=self.kv_dtype,
+            kv_dtype_skip=self.kv_dtype_skip,
             quantize=self.quantize,
             prefix_cache=self.prefix_cache,
             kv_policy=self.kv_policy,

@@ -22,23 +22,31 @@ def command(
         str, typer.Argument(help="A known name (it is pulled when absent), or a path.", autocompletion=complete)
     ],
     quantize: Annotated[Quantize | None, typer.Option(help=f"As serve has it: {QUANTIZE_HELP}")] = None,
+    kv_dtype: Annotated[
+        str, typer.Option(help="How keys and values are kept, as serve has it.", metavar="TYPE")
+    ] = "bf16",
+    kv_dtype_skip: Annotated[
+        str, typer.Option(help="Layers that keep them as bf16 all the same.", metavar="LAYERS")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Show what a model is: shapes, parameters, bytes of weights and of KV.
 
-    Nothing is loaded but headers. KV is that of one sequence, in bf16. With --quantize,
-    weights are those that serve would compute with.
+    Nothing is loaded but headers. KV is that of one sequence. With --quantize, weights
+    are those that serve would compute with.
 
     [bold]Examples[/bold]
 
       tailrace info smollm2-135m
       tailrace info ./model.gguf --json
-      tailrace info ./checkpoint --quantize int4
+      tailrace info ./checkpoint --quantize int4 --kv-dtype k8v4
     """
+    from tailrace.backends.kvdtype import parse
     from tailrace.models import describe, open_checkpoint
     from tailrace.models.quantise import unchanged
 
-    info = describe(open_checkpoint(serve.find_model(model)), quantize=quantize and quantize.value)
+    kept = parse(kv_dtype, kv_dtype_skip)
+    info = describe(open_checkpoint(serve.find_model(model)), quantize=quantize and quantize.value, kv_dtype=kept)
     if quantize is not None and not info.quantised:
         print(unchanged(quantize.value, info.name), file=sys.stderr)
     if as_json:
@@ -89,7 +97,7 @@ def rows(info: ModelInfo) -> list[tuple[str, str]]:
         ("context", f"{config.max_context:,} tokens, rope {_rope(info)}"),
         ("weights", f"{output.size(info.weight_bytes)} ({bits:.2f} bits a parameter){_rounded(info)}"),
         *(("", line) for line in formats),
-        ("KV", kv),
+        ("KV", f"{info.kv_dtype}: {kv}" if info.kv_dtype != "bf16" else kv),
     ]
 
 

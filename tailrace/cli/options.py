@@ -113,7 +113,10 @@ SERVE = Declaration(
         Option("--threads", int, "Compute threads. Default: one a core.", _COMPUTE),
         Option("--kernels", str, "Instruction path. Default: the best that this machine has.", _COMPUTE,
                choices=("portable", "avx2", "avx512", "amx", "neon", "dotprod")),
-        Option("--kv-dtype", str, "How keys and values are stored.", _COMPUTE, "bf16", choices=("bf16", "f32")),
+        Option("--kv-dtype", str, "How keys and values are kept: bf16, fp16, int8, int4, or the bits of keys and of "
+               "values, as in k8v4.", _COMPUTE, "bf16", metavar="TYPE"),
+        Option("--kv-dtype-skip", str, "Layers that keep them as bf16 all the same, counted from 0: 0,1 or 0-3,29.",
+               _COMPUTE, "", metavar="LAYERS"),
         Option("--quantize", str, QUANTIZE_HELP, _COMPUTE, choices=tuple(kind.value for kind in Quantize)),
         Option("--backend", str, "cpu is native; reference is numpy, slow, and the oracle of the other.", _COMPUTE,
                "cpu", choices=("cpu", "reference")),

@@ -92,8 +92,9 @@ def settings(values: Mapping[str, Any]) -> Settings:
     keys = _keys(values["api_key"], values["api_key_file"])
     plain = (
         "host", "port", "kv_tokens", "max_context", "step_tokens", "max_running", "max_waiting", "threads", "kernels",
-        "kv_dtype", "quantize", "backend", "prefix_cache", "kv_policy", "kv_ttl", "kv_tenant_share", "kv_disk",
-        "kv_key_file", "kv_events", "kv_events_replay", "kv_events_key", "log_requests", "quiet", "template_args",
+        "kv_dtype", "kv_dtype_skip", "quantize", "backend", "prefix_cache", "kv_policy", "kv_ttl", "kv_tenant_share",
+        "kv_disk", "kv_key_file", "kv_events", "kv_events_replay", "kv_events_key", "log_requests", "quiet",
+        "template_args",
     )  # fmt: skip
     return Settings(
         model=values["model"],

@@ -6,9 +6,10 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from tailrace.backends import PAGE_SIZE, Backend
+from tailrace.backends.kvdtype import Kept, KvDtype, parse
 from tailrace.engine.process import Loaded
 from tailrace.engine.spec import EngineSpec
 from tailrace.terms import ModelError
@@ -20,19 +21,20 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tailrace")
 
-KV_BYTES = {"bf16": 2, "f16": 2, "f32": 4}
 POOL_CONTEXTS = 4
 """The default pool holds this many requests of the longest context..."""
 POOL_SHARE = 0.25
 """...but takes at most this share of the memory that is free."""
 
 
-def kv_bytes_per_token(layers: int, kv_heads: int, head_dim: int, kv_dtype: str) -> int:
-    """Bytes of keys and values that one token adds over all layers."""
-    width = KV_BYTES.get(kv_dtype)
-    if width is None:
-        raise ModelError(f'kv_dtype must be one of {", ".join(sorted(KV_BYTES))}, not "{kv_dtype}"')
-    return 2 * layers * kv_heads * head_dim * width
+def kv_dtype(spec: EngineSpec, layers: int) -> KvDtype:
+    """How the model's layers keep keys and values. Raises InvalidInput or ModelError where `spec` asks for what cannot
+    be."""
+    made = parse(spec.kv_dtype, spec.kv_dtype_skip)
+    made.check(layers)
+    if spec.backend != "reference" and Kept.F32 in (made.key, made.value):
+        raise ModelError("f32 is for the reference backend: the cpu backend keeps KV in 16 bits or less")
+    return made
 
 
 def pool_sizes(spec: EngineSpec, model_context: int, token_bytes: int, free: int) -> tuple[int, int]:
@@ -97,12 +99,10 @@ def cache_root(spec: EngineSpec) -> Path | None:
 def build_backend(spec: EngineSpec, model: Model, *, pages: int, context: int, vocab: int) -> Backend:
     """The backend that `spec` names; `vocab` is the number of ids that have a token (the head may have more rows).
     Raises ModelError where it cannot run here, or not as asked."""
+    kept = kv_dtype(spec, len(model.attentions))
     if spec.backend == "reference":
         from tailrace.backends.reference import ReferenceBackend
 
-        if spec.kv_dtype not in ("f32", "bf16"):
-            raise ModelError(f"the reference backend keeps KV as f32 or bf16, not {spec.kv_dtype}")
-        kept: Literal["f32", "bf16"] = "f32" if spec.kv_dtype == "f32" else "bf16"
         return ReferenceBackend(model, pages=pages, kv_dtype=kept, vocab_limit=vocab)
     from tailrace.backends.cpu import CpuBackend
     from tailrace.models.entry import prepared_dir
@@ -115,7 +115,7 @@ def build_backend(spec: EngineSpec, model: Model, *, pages: int, context: int, v
         max_running=spec.max_running,
         threads=spec.threads,
         kernels=spec.kernels,
-        kv_dtype=spec.kv_dtype,
+        kv_dtype=kept,
         cache_dir=prepared_dir(Path(spec.model), cache_root(spec)),
         variant=model.variant,
         vocab_limit=vocab,
@@ -143,8 +143,9 @@ def identity(spec: EngineSpec, backend: Backend, context: int, variant: str = ""
     from tailrace.models.entry import prepared_dir
 
     files = prepared_dir(Path(spec.model), cache_root(spec)).name
+    kept = parse(spec.kv_dtype, spec.kv_dtype_skip).name
     computed = backend.numerics if spec.kv_disk is not None else backend.kernels
-    return f"{files} {variant or 'stored'} {backend.name} {computed} {spec.kv_dtype} {context}".encode()
+    return f"{files} {variant or 'stored'} {backend.name} {computed} {kept} {context}".encode()
 
 
 def open_transfers(spec: EngineSpec, backend: Backend) -> Transfers | None:
@@ -199,7 +200,8 @@ def load(spec: EngineSpec) -> Loaded:
     checkpoint = opened.checkpoint
     lap("open")
     shape = model_config(checkpoint)
-    token_bytes = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, spec.kv_dtype)
+    kept = kv_dtype(spec, shape.layers)
+    token_bytes = kept.token_bytes(range(shape.layers), shape.kv_heads, shape.head_dim)
     check_context(spec, shape)
     from tailrace.backends.cpu.memory import available_memory
 

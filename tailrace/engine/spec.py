@@ -19,6 +19,7 @@ class EngineSpec:
     threads: int | None = None
     kernels: str | None = None
     kv_dtype: str = "bf16"
+    kv_dtype_skip: str = ""
     quantize: str | None = None
     prefix_cache: bool = True
     kv_policy: str = "lru"

@@ -12,25 +12,26 @@ using namespace tailrace;
 constexpr int64_t ROWS_AT_ONCE = 6; // rows whose scores are in registers together
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 
-// Keys and values of one piece: bf16 pages, or the same values already widened in scratch.
+// The pages of one sequence and KV head.
 struct Pages {
     const AttentionArgs &a;
     const int32_t *table; // of the sequence
     int kv_head;
-    const uint16_t *key(int64_t page) const {
-        return a.keys + (int64_t(table[page]) * a.kv_heads + kv_head) * a.head_dim * PAGE;
-    }
-    const uint16_t *value(int64_t page) const {
-        return a.values + (int64_t(table[page]) * a.kv_heads + kv_head) * padded_dim(a.head_dim) * PAGE;
-    }
+    int64_t key_bytes, value_bytes; // of a block
+    Pages(const AttentionArgs &args, const int32_t *pages, int head)
+        : a(args), table(pages), kv_head(head), key_bytes(key_block(args.kv.key, args.head_dim)), value_bytes(value_block(args.kv.value, args.head_dim)) {}
+    const uint8_t *keys(int64_t page) const { return a.kv.keys + (int64_t(table[page]) * a.kv_heads + kv_head) * key_bytes; }
+    const uint8_t *values(int64_t page) const { return a.kv.values + (int64_t(table[page]) * a.kv_heads + kv_head) * value_bytes; }
+    // Where they are bf16.
+    const uint16_t *key(int64_t page) const { return reinterpret_cast<const uint16_t *>(keys(page)); }
+    const uint16_t *value(int64_t page) const { return reinterpret_cast<const uint16_t *>(values(page)); }
     // Brings a piece closer: its pages lie apart, so the core does not see them coming.
     void fetch(int64_t piece, int64_t end) const {
         const int64_t first = piece * (SPLIT / PAGE), last = (end + PAGE - 1) / PAGE;
-        const int lines = a.head_dim * PAGE / 32;
         for (int64_t page = first; page < last && page < first + SPLIT / PAGE; page++) {
-            const uint16_t *k = key(page), *v = value(page);
-            for (int i = 0; i < lines; i++) __builtin_prefetch(k + i * 32, 0, 3);
-            for (int i = 0; i < lines; i++) __builtin_prefetch(v + i * 32, 0, 3);
+            const uint8_t *k = keys(page), *v = values(page);
+            for (int64_t i = 0; i < key_bytes; i += 64) __builtin_prefetch(k + i, 0, 3);
+            for (int64_t i = 0; i < value_bytes; i += 64) __builtin_prefetch(v + i, 0, 3);
         }
     }
 };
@@ -150,10 +151,11 @@ struct Running {
     }
 };
 
-// out[0, head_dim) = o / sum; o is overwritten.
-inline void finish(float *o, float sum, int head_dim, float *out) {
+// out[0, head_dim) = o / sum, turned back where the values are rotated; o is overwritten.
+inline void finish(float *o, float sum, int head_dim, Kept value, float *out) {
     const F inverse = f_set1(1.0f / sum);
     for (int d = 0; d < head_dim; d += LANES) f_store(o + d, f_load(o + d) * inverse);
+    if (value == Kept::I4) spin(o, head_dim);
     std::memcpy(out, o, sizeof(float) * size_t(head_dim));
 }
 
@@ -180,11 +182,10 @@ inline PieceView piece_view(int64_t piece, int64_t end) {
     return {begin, (positions + PAGE - 1) / PAGE, positions};
 }
 
-// Rows [0, rows) against one piece; row r sees absolute positions [lo[r], hi[r]). Rows of q and o are `dim` apart, the
-// head size rounded up to whole lanes.
-template <class KeyLoad, class ValueLoad>
-inline void piece_all(const float *q, int64_t rows, int head_dim, int dim, float scale, PieceView v, KeyLoad key, ValueLoad value, const int64_t *lo,
-                      const int64_t *hi, float *s, float *o, float *max, float *sum) {
+// Rows [0, rows) against one piece, a few at a time; row r sees absolute positions [lo[r], hi[r]). Calls
+// rows<R>(first row, pages, positions, from, to) with what those rows see of the piece.
+template <class Call>
+inline void piece_runs(int64_t rows, PieceView v, const int64_t *lo, const int64_t *hi, float *max, float *sum, Call call) {
     for (int64_t r = 0; r < rows; r += ROWS_AT_ONCE) {
         const int64_t n = rows - r < ROWS_AT_ONCE ? rows - r : ROWS_AT_ONCE;
         int64_t from[ROWS_AT_ONCE], to[ROWS_AT_ONCE];
@@ -199,10 +200,17 @@ inline void piece_all(const float *q, int64_t rows, int head_dim, int dim, float
             continue;
         }
         const int64_t pages = (last + PAGE - 1) / PAGE;
-        with_rows<ROWS_AT_ONCE>(n, [&]<int R>() {
-            piece_rows<R>(q + r * dim, head_dim, dim, scale, pages, last, key, value, from, to, s, o + r * dim, max + r, sum + r);
-        });
+        with_rows<ROWS_AT_ONCE>(n, [&]<int R>() { call.template operator()<R>(r, pages, last, from, to); });
     }
+}
+
+// Rows of q and o are `dim` apart, the head size rounded up to whole lanes.
+template <class KeyLoad, class ValueLoad>
+inline void piece_all(const float *q, int64_t rows, int head_dim, int dim, float scale, PieceView v, KeyLoad key, ValueLoad value, const int64_t *lo,
+                      const int64_t *hi, float *s, float *o, float *max, float *sum) {
+    piece_runs(rows, v, lo, hi, max, sum, [&]<int R>(int64_t r, int64_t pages, int64_t last, const int64_t *from, const int64_t *to) {
+        piece_rows<R>(q + r * dim, head_dim, dim, scale, pages, last, key, value, from, to, s, o + r * dim, max + r, sum + r);
+    });
 }
 
 inline void gather_queries(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t first, int64_t count, float *q, int64_t *lo,
@@ -222,9 +230,11 @@ inline void gather_queries(const AttentionArgs &a, const Sequence &s, int kv_hea
 #if defined(TR_AMX)
 #include "attention_amx.inl"
 #endif
+#include "attention_kept.inl"
 namespace TR_NS {
 
 void attend(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t first, int64_t count, float *scratch) {
+    if (!plain(a.kv)) return attend_kept(a, s, kv_head, first, count, scratch);
 #if defined(TR_AMX)
     if (attends_by_tiles(a.head_dim)) return attend_tiles(a, s, kv_head, first, count, scratch);
 #endif
@@ -274,13 +284,14 @@ void attend(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t firs
     }
     for (int64_t r = 0; r < rows; r++) {
         float *out = a.out + (s.start + first + r / group) * a.ldo + int64_t(kv_head * group + r % group) * a.head_dim;
-        finish(result + r * dim, running.sum[r], a.head_dim, out);
+        finish(result + r * dim, running.sum[r], a.head_dim, Kept::BF16, out);
     }
 }
 
 // Partial layout: partial[(head in group) * stride + piece * (padded head size + 2)]: max, sum, outputs.
 void attend_pieces(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t query, int64_t from, int64_t to, float *partial,
                    int64_t stride, float *scratch) {
+    if (!plain(a.kv)) return attend_pieces_kept(a, s, kv_head, query, from, to, partial, stride, scratch);
 #if defined(TR_AMX)
     if (attends_by_tiles(a.head_dim)) return attend_pieces_tiles(a, s, kv_head, query, from, to, partial, stride, scratch);
 #endif
@@ -308,7 +319,7 @@ void attend_pieces(const AttentionArgs &a, const Sequence &s, int kv_head, int64
     }
 }
 
-void merge_pieces(const float *partial, int64_t from, int64_t to, int head_dim, float *out) {
+void merge_pieces(const float *partial, int64_t from, int64_t to, int head_dim, Kept value, float *out) {
     const int dim = padded_dim(head_dim);
     float o[MAX_HEAD_DIM] = {}, piece_max[LANES] = {}, piece_sum[LANES] = {};
     Running running;
@@ -319,7 +330,7 @@ void merge_pieces(const float *partial, int64_t from, int64_t to, int head_dim, 
         piece_sum[0] = piece[1];
         running.add(1, o, piece_max, piece_sum, piece + 2, dim);
     }
-    finish(o, running.sum[0], head_dim, out);
+    finish(o, running.sum[0], head_dim, value, out);
 }
 
 } // namespace TR_NS

@@ -1,7 +1,7 @@
 // Attention with AMX: sixteen (query, head) rows against a page of sixteen positions, queries and weights rounded to bf16 as
 // keys and values are. Every row of a tile is computed by itself, and pieces are the same as in attention.inl; so here too a
 // query's result is the same bits alone, in a chunk, or in pieces that several threads take. It is used for head sizes that
-// are whole tiles, for one query as for many: its bits are not those of the other builds.
+// are whole tiles and for KV in bf16, for one query as for many: its bits are not those of the other builds.
 #pragma once
 
 namespace TR_NS {
@@ -183,7 +183,7 @@ void attend_tiles(const AttentionArgs &a, const Sequence &s, int kv_head, int64_
     asm volatile("tilerelease");
     for (int64_t r = 0; r < rows; r++) {
         float *out = a.out + (s.start + first + r / group) * a.ldo + int64_t(kv_head * group + r % group) * dim;
-        finish(t.result + r * dim, running[r / PAGE].sum[r % PAGE], dim, out);
+        finish(t.result + r * dim, running[r / PAGE].sum[r % PAGE], dim, Kept::BF16, out);
     }
 }
 

@@ -98,6 +98,46 @@ struct Output {
     bool accumulate;     // add to what is there (residual)
 };
 
+// How the keys or the values of a layer are kept: as they are in 16 bits, or rounded to a number of bits with a scale for
+// each token and head. A block is what one head has in one page:
+//
+// - BF16: keys [head_dim / 2][16 positions][2 dimensions], values [8][padded_dim][2 positions]: pairs, as matrix
+//   instructions take them.
+// - F16: keys [head_dim][16 positions], values [16 positions][padded_dim].
+// - I8: sixteen float16 scales, one a position; then int8 in the order of F16. x = q * scale, q in -127 .. 127.
+// - I4: of a rotated vector (see `spin`), numbers of four bits in groups of GROUP dimensions, x = q * scale + minimum. For
+//   each group sixteen float16 scales and sixteen float16 minima; then keys [head_dim / 2][16 positions], the even
+//   dimension in the low half of a byte and the odd one in the high half; values [16 positions][padded_pairs / 2],
+//   dimension 32 i + j in the low half of byte 16 i + j and 32 i + 16 + j in its high half. No byte has numbers of two
+//   positions, since threads write positions side by side.
+enum class Kept : int { BF16, F16, I8, I4 };
+
+constexpr int GROUP = 2 * LANES; // dimensions that share a scale and a minimum of I4
+TR_INLINE int groups_of(int head_dim) { return (head_dim + GROUP - 1) / GROUP; }
+
+// Head size in whole pairs of lanes.
+TR_INLINE int padded_pairs(int head_dim) { return groups_of(head_dim) * GROUP; }
+
+// Bytes of scales (and minima) before a block's numbers.
+TR_INLINE int64_t kept_header(Kept kept, int head_dim) {
+    return kept == Kept::I8 ? 2 * PAGE : kept == Kept::I4 ? 4 * PAGE * groups_of(head_dim) : 0;
+}
+
+// Bytes of a block.
+TR_INLINE int64_t key_block(Kept kept, int head_dim) {
+    return kept_header(kept, head_dim) + int64_t(PAGE) * (kept == Kept::I4 ? head_dim / 2 : kept == Kept::I8 ? head_dim : 2 * head_dim);
+}
+TR_INLINE int64_t value_block(Kept kept, int head_dim) {
+    const int row = kept == Kept::I4 ? padded_pairs(head_dim) / 2 : padded_dim(head_dim) * (kept == Kept::I8 ? 1 : 2);
+    return kept_header(kept, head_dim) + int64_t(PAGE) * row;
+}
+
+// The KV pool of one layer: blocks [pages][kv_heads].
+struct Kv {
+    Kept key, value;
+    uint8_t *keys, *values;
+};
+
 // One attention layer over one step's batch.
 struct AttentionArgs {
     const float *q;      // [tokens, ldq]
@@ -107,9 +147,7 @@ struct AttentionArgs {
     int heads, kv_heads, head_dim;
     float scale;
     int64_t window;      // 0: full
-    // bf16 in pairs, as matrix instructions take them; head_dim is even
-    const uint16_t *keys;    // [pages][kv_heads][head_dim / 2][16 positions][2 dimensions]
-    const uint16_t *values;  // [pages][kv_heads][8][padded_dim][2 positions]
+    Kv kv;               // head_dim is even
 };
 struct Sequence {
     int64_t start, count;    // flat tokens
@@ -164,14 +202,15 @@ struct Kernels {
     void (*gate_block)(const float *gate, const float *up, int64_t rows, int64_t row0, int64_t block, const Quantised &out);
     void (*rms_norm)(const float *x, const float *weight, float eps, int64_t width, float *out);
     void (*rotate)(float *x, const float *cos, const float *sin, int64_t half, int64_t head_dim);
-    void (*store_kv)(const float *k, const float *v, int64_t slot, bool last, int kv_heads, int head_dim, uint16_t *keys, uint16_t *values);
+    void (*store_kv)(const float *k, const float *v, int64_t slot, bool last, int kv_heads, int head_dim, const Kv &kv);
     void (*silu_mul)(const float *gate, const float *up, int64_t width, float *out);
     // Rows are (query, head of the group) of one KV head; queries [first, first + count) of the sequence.
     void (*attend)(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t first, int64_t count, float *scratch);
     // One query, KV pieces [from, to): writes (max, sum, head_dim outputs) for each head of the group and each piece.
     void (*attend_pieces)(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t query, int64_t from, int64_t to, float *partial,
                           int64_t stride, float *scratch);
-    void (*merge_pieces)(const float *partial, int64_t from, int64_t to, int head_dim, float *out);
+    // `value`: how the layer's values are kept.
+    void (*merge_pieces)(const float *partial, int64_t from, int64_t to, int head_dim, Kept value, float *out);
     Sampled (*sample)(const SampleArgs &a, float *scratch); // scratch: 3 * padded floats
     const Peak *peaks;       // see ceilings.h
     int peak_count;

@@ -99,6 +99,13 @@ Pair measured_page_fault(double seconds) {
     return {s.best, s.median};
 }
 
+Kept kept(const std::string &name) {
+    static const std::pair<const char *, Kept> all[] = {{"bf16", Kept::BF16}, {"fp16", Kept::F16}, {"int8", Kept::I8}, {"int4", Kept::I4}};
+    for (const auto &[known, kept] : all)
+        if (name == known) return kept;
+    throw std::invalid_argument("keys and values cannot be kept as '" + name + "'");
+}
+
 class Recorder {
   public:
     Recorder(const std::string &kernels, int threads, int64_t max_tokens, int64_t max_sequences, int64_t vocab, int64_t vocab_limit)
@@ -123,9 +130,9 @@ class Recorder {
         table_rows_ = rows_.at(size_t(table));
         program_.embed(table, out, width);
     }
-    int64_t add_pool(int64_t pages, int kv_heads, int head_dim) {
+    int64_t add_pool(int64_t pages, int kv_heads, int head_dim, const std::string &key, const std::string &value) {
         pages_ = pages_ == 0 ? pages : std::min(pages_, pages);
-        return program_.add_pool(pages, kv_heads, head_dim);
+        return program_.add_pool(pages, kv_heads, head_dim, kept(key), kept(value));
     }
     void linear(int x, const std::vector<std::tuple<int, int, int64_t, int>> &segments, bool accumulate) {
         std::vector<Program::Segment> s;

@@ -76,47 +76,51 @@ int Program::rope(const float *cos, const float *sin, int64_t positions, int64_t
     return int(ropes_.size()) - 1;
 }
 
-int64_t Program::add_pool(int64_t pages, int kv_heads, int head_dim) {
-    const size_t head = size_t(pages) * size_t(kv_heads) * PAGE * sizeof(uint16_t);
-    const size_t keys = head * size_t(head_dim), both = keys + head * size_t(padded_dim(head_dim));
+int64_t Program::add_pool(int64_t pages, int kv_heads, int head_dim, Kept key, Kept value) {
+    const size_t blocks = size_t(pages) * size_t(kv_heads), keys = blocks * size_t(key_block(key, head_dim));
+    const size_t both = keys + blocks * size_t(value_block(value, head_dim));
     void *p = mmap(nullptr, both, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();
     mapped_.emplace_back(p, both);
     kv_bytes_ += int64_t(both);
-    caches_.push_back({static_cast<uint16_t *>(p), static_cast<uint16_t *>(p) + keys / sizeof(uint16_t), kv_heads, head_dim});
+    caches_.push_back({{key, value, static_cast<uint8_t *>(p), static_cast<uint8_t *>(p) + keys}, kv_heads, head_dim});
     return int64_t(caches_.size()) - 1;
 }
 
 int64_t Program::page_bytes() const {
     int64_t bytes = 0;
-    for (const Cache &c : caches_) bytes += int64_t(sizeof(uint16_t)) * 2 * PAGE * c.kv_heads * c.head_dim;
+    for (const Cache &c : caches_) {
+        const int64_t value = c.kv.value == Kept::BF16 ? int64_t(sizeof(uint16_t)) * PAGE * c.head_dim : value_block(c.kv.value, c.head_dim);
+        bytes += c.kv_heads * (key_block(c.kv.key, c.head_dim) + value);
+    }
     return bytes;
 }
 
 // Calls copy(where it lies, bytes) for each part of a page that lies in one piece, in the order of the block.
 template <class Copy> void Program::each_part(int64_t page, Copy copy) const {
     for (const Cache &c : caches_) {
-        const int64_t keys = int64_t(c.kv_heads) * c.head_dim * PAGE, padded = padded_dim(c.head_dim);
-        copy(c.keys + page * keys, sizeof(uint16_t) * size_t(keys));
-        uint16_t *values = c.values + page * c.kv_heads * padded * PAGE;
-        if (padded == c.head_dim) {
-            copy(values, sizeof(uint16_t) * size_t(keys));
+        const int64_t keys = c.kv_heads * key_block(c.kv.key, c.head_dim), block = c.kv_heads * value_block(c.kv.value, c.head_dim);
+        copy(c.kv.keys + page * keys, size_t(keys));
+        uint8_t *values = c.kv.values + page * block;
+        const int64_t padded = padded_dim(c.head_dim);
+        if (c.kv.value != Kept::BF16 || padded == c.head_dim) {
+            copy(values, size_t(block));
             continue;
         }
         for (int64_t pair = 0; pair < int64_t(c.kv_heads) * PAGE / 2; pair++)
-            copy(values + pair * 2 * padded, sizeof(uint16_t) * 2 * size_t(c.head_dim));
+            copy(values + pair * 4 * padded, sizeof(uint16_t) * 2 * size_t(c.head_dim));
     }
 }
 
 void Program::read_page(int64_t page, uint8_t *out) const {
-    each_part(page, [&](const uint16_t *part, size_t bytes) {
+    each_part(page, [&](const uint8_t *part, size_t bytes) {
         std::memcpy(out, part, bytes);
         out += bytes;
     });
 }
 
 void Program::write_page(int64_t page, const uint8_t *data) {
-    each_part(page, [&](uint16_t *part, size_t bytes) {
+    each_part(page, [&](uint8_t *part, size_t bytes) {
         std::memcpy(part, data, bytes);
         data += bytes;
     });
@@ -299,7 +303,7 @@ AttentionArgs Program::arguments(const Op &op) {
     const Cache &c = caches_[size_t(op.pool)];
     const Buffer &q = buffers_[size_t(op.x)], &out = buffers_[size_t(op.out)];
     return {q.data.data() + op.xc, q.ld, const_cast<float *>(out.data.data()), out.ld, op.heads, op.kv_heads, op.head_dim, op.value, op.window,
-            c.keys, c.values};
+            c.kv};
 }
 
 // A buffer's rounded form in a stage over so many rows: whoever writes it and whoever reads it has the same rows.
@@ -439,8 +443,9 @@ void Program::work_merge(const Op &op, int64_t task) {
     const Sequence q = sequence(s);
     const int64_t end = q.context + 1, pieces = (end + SPLIT - 1) / SPLIT, stride = pieces * (padded_dim(op.head_dim) + 2);
     const int64_t lo = op.window > 0 && end > op.window ? (end - op.window) / SPLIT : 0;
+    const Kept value = caches_[size_t(op.pool)].kv.value;
     for (int64_t g = 0; g < group; g++)
-        k_->merge_pieces(partial_.data() + plans_[op.plan].merge_offset[size_t(task)] + g * stride, lo, pieces, op.head_dim,
+        k_->merge_pieces(partial_.data() + plans_[op.plan].merge_offset[size_t(task)] + g * stride, lo, pieces, op.head_dim, value,
                          row(op.out, q.start) + (h * group + g) * op.head_dim);
 }
 
@@ -531,7 +536,7 @@ void Program::work_rows(const Op &op, int64_t from, int64_t to, int64_t rows, in
             const int32_t page = step_.tables[owner * step_.table_width + position / PAGE];
             // The last row of a sequence leaves its page clean; where it is the only one, whoever wrote the slot before did.
             const bool last = r + 1 == step_.starts[owner + 1] && (slot == 0 || r > step_.starts[owner]);
-            k_->store_kv(row(op.x, r) + op.xc, row(op.y, r) + op.yc, int64_t(page) * PAGE + slot, last, op.kv_heads, op.head_dim, c.keys, c.values);
+            k_->store_kv(row(op.x, r) + op.xc, row(op.y, r) + op.yc, int64_t(page) * PAGE + slot, last, op.kv_heads, op.head_dim, c.kv);
             break;
         }
         case Code::Silu:

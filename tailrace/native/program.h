@@ -55,7 +55,7 @@ class Program {
     int weight(const Packed &w);
     int vector(const float *data, int64_t count); // copied, padded with zeros to 32
     int rope(const float *cos, const float *sin, int64_t positions, int64_t half); // kept by the caller
-    int64_t add_pool(int64_t pages, int kv_heads, int head_dim); // KV of one layer; returns its number
+    int64_t add_pool(int64_t pages, int kv_heads, int head_dim, Kept key, Kept value); // KV of one layer; returns its number
 
     struct Segment {
         int weight, out, bias; // bias: a vector or -1
@@ -99,7 +99,8 @@ class Program {
     const std::vector<std::pair<void *, size_t>> &pools() const { return mapped_; } // all KV
     const char *kernels() const { return k_->name; }
     int64_t kv_bytes() const { return kv_bytes_; }
-    // One page of every layer as one block: layer by layer, a page's keys and then its values, without their padding. Any
+    // One page of every layer as one block: layer by layer, a page's keys and then its values, those in bf16
+    // without their padding. Any
     // thread may copy a page beside a running step, as long as no step that runs or is launched meanwhile writes it (or,
     // for `write_page`, reads it).
     int64_t page_bytes() const;
@@ -151,7 +152,7 @@ class Program {
         int64_t positions, half;
     };
     struct Cache {
-        uint16_t *keys, *values;
+        Kv kv;
         int kv_heads, head_dim;
     };
     // Operations that go together, and the rows they work on: one, or several that each handle a row by itself. Those

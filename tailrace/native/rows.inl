@@ -67,25 +67,204 @@ inline uint16_t to_bf16(float x) {
     return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-// `last`: the slots of the page behind this one become zero, so that a page holds nothing of those who had it before.
-void store_kv(const float *k, const float *v, int64_t slot, bool last, int kv_heads, int head_dim, uint16_t *keys, uint16_t *values) {
+// Signs of the Hadamard matrix of sixteen rows: its own transpose and, over 4, its own inverse.
+struct Hadamard {
+    float sign[LANES][LANES] = {};
+    constexpr Hadamard() {
+        for (int i = 0; i < LANES; i++)
+            for (int j = 0; j < LANES; j++) {
+                int ones = 0;
+                for (int bits = i & j; bits; bits >>= 1) ones += bits & 1;
+                sign[i][j] = ones % 2 ? -1.0f : 1.0f;
+            }
+    }
+};
+constexpr Hadamard HADAMARD;
+
+// Rotates each run of 2^i dimensions by the Hadamard matrix of that size, for the largest i that divides `n`: what lay on a
+// few of them lies on all, so that four bits do for it. Once more gives back what was there. The order of sums is part of
+// what it is: within sixteen dimensions one after the other, then halves against halves.
+inline void spin(float *x, int n) {
+    const int run = n & -n;
+    const float scale = 1.0f / std::sqrt(float(run));
+    if (run < LANES) {
+        for (int half = 1; half < run; half *= 2)
+            for (int i = 0; i < n; i++)
+                if (!(i & half)) {
+                    const float a = x[i], b = x[i + half];
+                    x[i] = a + b;
+                    x[i + half] = a - b;
+                }
+        for (int i = 0; i < n; i++) x[i] *= scale;
+        return;
+    }
+    for (int i = 0; i < n; i += LANES) {
+        F sum = f_zero();
+        for (int j = 0; j < LANES; j++) sum = f_fma(f_set1(x[i + j]), f_load(HADAMARD.sign[j]), sum);
+        f_store(x + i, sum);
+    }
+    for (int half = LANES; half < run; half *= 2)
+        for (int i = 0; i < n; i += LANES)
+            if (!(i & half)) {
+                const F a = f_load(x + i), b = f_load(x + i + half);
+                f_store(x + i, a + b);
+                f_store(x + i + half, a - b);
+            }
+    for (int i = 0; i < n; i += LANES) f_store(x + i, f_load(x + i) * f_set1(scale));
+}
+
+// A vector rounded to a few bits: numbers, and for each group (of I8 the whole) what they are to be multiplied with and
+// added to.
+struct Small {
+    int8_t q[MAX_HEAD_DIM]; // of I4 0 .. 15
+    uint16_t scale[MAX_HEAD_DIM / GROUP], minimum[MAX_HEAD_DIM / GROUP]; // float16
+};
+
+inline float of_f16(uint16_t x) {
+    uint16_t lanes[LANES] = {x};
+    float wide[LANES];
+    f_store(wide, f_load_f16(lanes));
+    return wide[0];
+}
+
+constexpr float MOST_F16 = 65504.0f;
+
+// Rounds one group: `padded` numbers, a multiple of LANES. Where one is not finite, neither is the scale.
+inline void make_group(const float *x, int padded, bool four, int8_t *q, uint16_t &scale_out, uint16_t &minimum_out) {
+    F top = f_load(x), bottom = top, none = f_zero();
+    for (int i = 0; i < padded; i += LANES) {
+        const F a = f_load(x + i);
+        top = f_max(a, top), bottom = f_min(a, bottom);
+        none = f_fma(a, f_zero(), none);
+    }
+    const float high = f_hmax(top), low = 0.0f - f_hmax(f_zero() - bottom);
+    if (f_sum(none) != 0.0f) {
+        std::memset(q, 0, size_t(padded));
+        scale_out = minimum_out = 0x7e00;
+        return;
+    }
+    const float range = four ? (high - low) / 15.0f : (high > -low ? high : -low) / 127.0f;
+    scale_out = to_f16(range < MOST_F16 ? range : MOST_F16);
+    minimum_out = four ? to_f16(low < -MOST_F16 ? -MOST_F16 : low > MOST_F16 ? MOST_F16 : low) : uint16_t(0);
+    const float scale = of_f16(scale_out);
+    const F inverse = f_set1(scale > 0.0f ? 1.0f / scale : 0.0f), minimum = f_set1(of_f16(minimum_out));
+    const F least = f_set1(four ? 0.0f : -127.0f), most = f_set1(four ? 15.0f : 127.0f);
+    for (int i = 0; i < padded; i += LANES) i_store_i8(q + i, f_round(f_max(least, f_min(most, (f_load(x + i) - minimum) * inverse))));
+}
+
+// Rounds `n` numbers, of which I4 rotates a copy.
+inline void make_small(const float *from, int n, Kept kept, Small &out) {
+    float x[MAX_HEAD_DIM];
+    const int padded = padded_dim(n);
+    std::memcpy(x, from, sizeof(float) * size_t(n));
+    if (kept == Kept::I4) spin(x, n);
+    for (int i = n; i < padded; i++) x[i] = x[n - 1]; // changes no group's least and most
+    if (kept == Kept::I8) return make_group(x, padded, false, out.q, out.scale[0], out.minimum[0]);
+    for (int d = 0; d < padded; d += GROUP)
+        make_group(x + d, padded - d < GROUP ? padded - d : GROUP, true, out.q + d, out.scale[d / GROUP], out.minimum[d / GROUP]);
+}
+
+// Writes position `at` of a block's header, and zero to the `behind` positions behind it.
+inline void store_header(const Small &small, int at, int behind, int head_dim, Kept kept, uint8_t *block) {
+    uint8_t *to = block + 2 * at;
+    const auto put = [&](uint16_t x) {
+        std::memcpy(to, &x, 2);
+        std::memset(to + 2, 0, size_t(2 * behind));
+        to += 2 * PAGE;
+    };
+    const int groups = kept == Kept::I4 ? groups_of(head_dim) : 1;
+    for (int g = 0; g < groups; g++) {
+        put(small.scale[g]);
+        if (kept == Kept::I4) put(small.minimum[g]);
+    }
+}
+
+// `n` numbers, a multiple of LANES or padded to one, as float16; what is finite stays so.
+inline void make_f16(const float *from, int n, uint16_t *out) {
+    float x[MAX_HEAD_DIM] = {};
+    std::memcpy(x, from, sizeof(float) * size_t(n));
+    const F least = f_set1(-MOST_F16), most = f_set1(MOST_F16);
+    for (int i = 0; i < n; i += LANES) {
+        const F a = f_load(x + i);
+        f_store_f16(out + i, f_fma(a, f_zero(), f_max(least, f_min(most, a))));
+    }
+}
+
+// Position `at` of a block of keys. `last`: the positions behind it become zero, so that a page holds nothing of those who
+// had it before.
+inline void store_key(const float *k, int at, bool last, int head_dim, Kept kept, uint8_t *block) {
+    const int behind = last ? PAGE - 1 - at : 0;
+    if (kept == Kept::BF16 || kept == Kept::F16) {
+        uint16_t rounded[MAX_HEAD_DIM];
+        auto *key = reinterpret_cast<uint16_t *>(block);
+        if (kept == Kept::BF16) {
+            key += 2 * at;
+            for (int d = 0; d < head_dim; d++) rounded[d] = to_bf16(k[d]);
+            for (int d = 0; d < head_dim; d += 2) std::memcpy(key + d * PAGE, rounded + d, 4);
+            for (int d = 0; d < head_dim && behind; d += 2)
+                for (int i = 1; i <= behind; i++) std::memset(key + d * PAGE + 2 * i, 0, 4);
+            return;
+        }
+        key += at;
+        make_f16(k, head_dim, rounded);
+        for (int d = 0; d < head_dim; d++) key[d * PAGE] = rounded[d];
+        for (int d = 0; d < head_dim && behind; d++) std::memset(key + d * PAGE + 1, 0, sizeof(uint16_t) * size_t(behind));
+        return;
+    }
+    Small small;
+    make_small(k, head_dim, kept, small);
+    store_header(small, at, behind, head_dim, kept, block);
+    const bool four = kept == Kept::I4;
+    uint8_t *key = block + kept_header(kept, head_dim) + at;
+    const int rows = four ? head_dim / 2 : head_dim;
+    for (int d = 0; d < rows; d++) key[d * PAGE] = static_cast<uint8_t>(four ? small.q[2 * d] | small.q[2 * d + 1] << 4 : small.q[d]);
+    for (int d = 0; d < rows && behind; d++) std::memset(key + d * PAGE + 1, 0, size_t(behind));
+}
+
+// The same of a block of values.
+inline void store_value(const float *v, int at, bool last, int head_dim, Kept kept, uint8_t *block) {
+    const int behind = last ? PAGE - 1 - at : 0, dim = padded_dim(head_dim);
+    if (kept == Kept::BF16 || kept == Kept::F16) {
+        uint16_t rounded[MAX_HEAD_DIM];
+        auto *value = reinterpret_cast<uint16_t *>(block);
+        if (kept == Kept::BF16) {
+            for (int d = 0; d < head_dim; d++) rounded[d] = to_bf16(v[d]);
+            uint16_t *pair = value + at / 2 * 2 * dim;
+            for (int d = 0; d < head_dim; d++) pair[2 * d + at % 2] = rounded[d];
+            if (!last) return;
+            if (at % 2 == 0)
+                for (int d = 0; d < head_dim; d++) pair[2 * d + 1] = 0;
+            std::memset(pair + 2 * dim, 0, sizeof(uint16_t) * size_t((PAGE - 2 - at / 2 * 2) * dim));
+            return;
+        }
+        make_f16(v, head_dim, value + at * dim);
+        std::memset(value + (at + 1) * dim, 0, sizeof(uint16_t) * size_t(behind * dim));
+        return;
+    }
+    Small small;
+    make_small(v, head_dim, kept, small);
+    const bool four = kept == Kept::I4;
+    const int row = four ? padded_pairs(head_dim) / 2 : dim;
+    uint8_t *value = block + kept_header(kept, head_dim) + at * row;
+    store_header(small, at, behind, head_dim, kept, block);
+    if (four) {
+        std::memset(small.q + head_dim, 0, size_t(padded_pairs(head_dim) - head_dim));
+        for (int i = 0; i < row; i++)
+            value[i] = static_cast<uint8_t>(small.q[i / LANES * 2 * LANES + i % LANES] | small.q[i / LANES * 2 * LANES + LANES + i % LANES] << 4);
+    } else {
+        std::memcpy(value, small.q, size_t(head_dim));
+        std::memset(value + head_dim, 0, size_t(dim - head_dim));
+    }
+    std::memset(value + row, 0, size_t(behind * row));
+}
+
+void store_kv(const float *k, const float *v, int64_t slot, bool last, int kv_heads, int head_dim, const Kv &kv) {
     const int64_t page = slot / PAGE;
-    const int in_page = int(slot % PAGE), dim = padded_dim(head_dim);
-    uint16_t rounded[MAX_HEAD_DIM];
+    const int at = int(slot % PAGE);
     for (int h = 0; h < kv_heads; h++) {
-        uint16_t *key = keys + (page * kv_heads + h) * head_dim * PAGE + 2 * in_page;
-        uint16_t *value = values + (page * kv_heads + h) * dim * PAGE;
-        for (int d = 0; d < head_dim; d++) rounded[d] = to_bf16(k[h * head_dim + d]);
-        for (int d = 0; d < head_dim; d += 2) std::memcpy(key + d * PAGE, rounded + d, 4);
-        for (int d = 0; d < head_dim; d++) rounded[d] = to_bf16(v[h * head_dim + d]);
-        uint16_t *pair = value + in_page / 2 * 2 * dim;
-        for (int d = 0; d < head_dim; d++) pair[2 * d + in_page % 2] = rounded[d];
-        if (!last) continue;
-        if (in_page % 2 == 0)
-            for (int d = 0; d < head_dim; d++) pair[2 * d + 1] = 0;
-        std::memset(pair + 2 * dim, 0, sizeof(uint16_t) * size_t((PAGE - 2 - in_page / 2 * 2) * dim));
-        for (int d = 0; d < head_dim; d += 2)
-            for (int i = 1; i < PAGE - in_page; i++) std::memset(key + d * PAGE + 2 * i, 0, 4);
+        const int64_t block = page * kv_heads + h;
+        store_key(k + h * head_dim, at, last, head_dim, kv.key, kv.keys + block * key_block(kv.key, head_dim));
+        store_value(v + h * head_dim, at, last, head_dim, kv.value, kv.values + block * value_block(kv.value, head_dim));
     }
 }
 

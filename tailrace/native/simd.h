@@ -21,6 +21,8 @@
 #undef _mm512_cvtepi32_epi8
 #undef _mm512_cvtph_ps
 #undef _mm512_cvtepi8_epi32
+#undef _mm512_cvtepu8_epi32
+#undef _mm512_cvtps_ph
 inline simde__m128i emulated_cvtepi32_epi8(simde__m512i a) {
     int32_t wide[16];
     int8_t narrow[16];
@@ -33,6 +35,11 @@ inline simde__m128i emulated_cvtepi32_epi8(simde__m512i a) {
 #define _mm512_cvtepi32_epi8 emulated_cvtepi32_epi8
 #define _mm512_cvtepi8_epi32(a) \
     _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_cvtepi8_epi32(a)), _mm256_cvtepi8_epi32(_mm_srli_si128(a, 8)), 1)
+#define _mm512_cvtepu8_epi32(a) \
+    _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_cvtepu8_epi32(a)), _mm256_cvtepu8_epi32(_mm_srli_si128(a, 8)), 1)
+#define _mm512_cvtps_ph(a, rounding) \
+    _mm256_inserti128_si256(_mm256_castsi128_si256(_mm256_cvtps_ph(_mm512_castps512_ps256(a), rounding)), \
+                            _mm256_cvtps_ph(_mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a), 1)), rounding), 1)
 #define _mm512_cvtepi32_ps(a) \
     _mm512_castpd_ps(_mm512_insertf64x4(_mm512_castpd256_pd512(_mm256_castps_pd(_mm256_cvtepi32_ps(_mm512_castsi512_si256(a)))), \
                                         _mm256_castps_pd(_mm256_cvtepi32_ps(_mm512_extracti64x4_epi64(a, 1))), 1))
@@ -49,6 +56,18 @@ inline simde__m128i emulated_cvtepi32_epi8(simde__m512i a) {
 #endif
 
 namespace TR_NS {
+
+// One number to the nearest float16, ties to even.
+inline uint16_t to_f16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    const uint32_t sign = bits >> 16 & 0x8000u;
+    bits &= 0x7fffffffu;
+    if (bits > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);  // NaN
+    if (bits >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u); // from 65,520 on
+    if (bits < 0x38800000u) return static_cast<uint16_t>(sign | static_cast<uint32_t>(std::nearbyintf(std::fabs(x) * 0x1p24f)));
+    return static_cast<uint16_t>(sign | (bits - (112u << 23) + 0xfffu + (bits >> 13 & 1u)) >> 13);
+}
 
 #if defined(TR_AVX512)
 
@@ -90,7 +109,10 @@ inline I i_bits(F a) { return {_mm512_castps_si512(a.v)}; }
 // Lane-wise a < b ? x : y.
 inline F f_select_lt(F a, F b, F x, F y) { return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)}; }
 inline I i_load_i8(const int8_t *p) { return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)))}; }
+inline I i_load_u8(const uint8_t *p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)))}; }
 inline void i_store_i8(int8_t *p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm512_cvtepi32_epi8(a.v)); }
+// To the nearest float16, ties to even.
+inline void f_store_f16(uint16_t *p, F a) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT)); }
 inline F f_load_f16(const uint16_t *p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)))}; }
 inline F f_load_bf16(const uint16_t *p) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))), 16))};
@@ -227,6 +249,14 @@ inline F f_select_lt(F a, F b, F x, F y) {
 inline I i_load_i8(const int8_t *p) {
     return {_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))),
             _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p + 8)))};
+}
+inline I i_load_u8(const uint8_t *p) {
+    return {_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))),
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p + 8)))};
+}
+inline void f_store_f16(uint16_t *p, F a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(p + 8), _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
 }
 // Values must lie within int8.
 inline void i_store_i8(int8_t *p, I a) {
@@ -437,6 +467,11 @@ inline I i_load_i8(const int8_t *p) {
     TR_LANES r.v[i] = p[i];
     return r;
 }
+inline I i_load_u8(const uint8_t *p) {
+    I r;
+    TR_LANES r.v[i] = p[i];
+    return r;
+}
 inline void i_store_i8(int8_t *p, I a) { TR_LANES p[i] = static_cast<int8_t>(a.v[i]); }
 inline float half_to_float(uint16_t h) {
     const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
@@ -457,6 +492,7 @@ inline F f_load_f16(const uint16_t *p) {
     TR_LANES r.v[i] = half_to_float(p[i]);
     return r;
 }
+inline void f_store_f16(uint16_t *p, F a) { TR_LANES p[i] = to_f16(a.v[i]); }
 inline F f_load_bf16(const uint16_t *p) {
     I r;
     TR_LANES r.v[i] = static_cast<int32_t>(static_cast<uint32_t>(p[i]) << 16);

@@ -80,6 +80,14 @@ inline I i_load_i8(const int8_t *p) {
     const int16x8_t lo = vmovl_s8(vget_low_s8(x)), hi = vmovl_high_s8(x);
     return {vmovl_s16(vget_low_s16(lo)), vmovl_high_s16(lo), vmovl_s16(vget_low_s16(hi)), vmovl_high_s16(hi)};
 }
+inline I i_load_u8(const uint8_t *p) {
+    const uint8x16_t x = vld1q_u8(p);
+    const uint16x8_t lo = vmovl_u8(vget_low_u8(x)), hi = vmovl_high_u8(x);
+    return {vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(lo))), vreinterpretq_s32_u32(vmovl_high_u16(lo)),
+            vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(hi))), vreinterpretq_s32_u32(vmovl_high_u16(hi))};
+}
+inline void store_f16(uint16_t *p, float32x4_t x) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
+inline void f_store_f16(uint16_t *p, F x) { store_f16(p, x.a), store_f16(p + 4, x.b), store_f16(p + 8, x.c), store_f16(p + 12, x.d); }
 inline void i_store_i8(int8_t *p, I x) {
     const int16x8_t lo = vcombine_s16(vmovn_s32(x.a), vmovn_s32(x.b)), hi = vcombine_s16(vmovn_s32(x.c), vmovn_s32(x.d));
     vst1q_s8(p, vcombine_s8(vmovn_s16(lo), vmovn_s16(hi)));

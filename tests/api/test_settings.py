@@ -34,6 +34,8 @@ def test_other_hosts_than_loopback_need_a_key() -> None:
         {"threads": 0},
         {"threads": 100_000},
         {"backend": "gpu"},
+        {"kv_dtype": "int3"},
+        {"kv_dtype": "k8v4", "kv_dtype_skip": "first"},
         {"kv_policy": "mru"},
         {"kv_ttl": 5.0},
         {"kv_tenant_share": 0.0},

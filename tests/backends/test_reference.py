@@ -11,7 +11,7 @@ import pytest
 
 from tailrace.backends import Format, Weight
 from tailrace.backends.reference import ReferenceBackend
-from tailrace.backends.reference.backend import round_to_bf16
+from tailrace.backends.reference.kept import round_to_bf16
 from tailrace.backends.reference.ops import round_to_int8
 from tailrace.models import load_model, open_checkpoint
 from tests.batches import batch, logits_of, pages_for

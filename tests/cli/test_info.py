@@ -24,6 +24,16 @@ def test_json_is_for_programs(run: Run, smollm2: Path) -> None:
     assert info["config"]["head_dim"] == 64
 
 
+def test_kv_in_fewer_bits_is_counted_with_its_scales(run: Run, smollm2: Path) -> None:
+    info = json.loads(run("info", str(smollm2), "--kv-dtype", "k8v4", "--json").stdout)
+    assert (info["kv_dtype"], info["kv_bytes_per_token"]) == ("k8v4", 30 * 3 * 106)
+    shown = run("info", str(smollm2), "--kv-dtype", "k8v4", "--kv-dtype-skip", "0").stdout
+    assert "k8v4 but 0: 9.8 KiB a token" in shown
+    ended = run("info", str(smollm2), "--kv-dtype", "k8v4", "--kv-dtype-skip", "30")
+    assert ended.returncode == 1
+    assert "0 .. 29" in ended.stderr
+
+
 def test_a_file_that_is_no_model_is_refused_by_name(run: Run, tmp_path: Path) -> None:
     (tmp_path / "broken.gguf").write_bytes(b"not a model at all")
     ended = run("info", str(tmp_path / "broken.gguf"))

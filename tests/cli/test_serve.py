@@ -35,7 +35,8 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
     made = settings(
         str(tmp_path / "m.gguf"), "--host", "::1", "--port=0", "--api-key", "a", "--api-key", "b", "--served-name", "x",
         "--kv-tokens", "64", "--max-context", "32", "--step-tokens", "16", "--max-running", "3", "--max-waiting", "4",
-        "--no-prefix-cache", "--threads", "2", "--kernels", "avx2", "--kv-dtype", "f32", "--backend", "reference",
+        "--no-prefix-cache", "--threads", "2", "--kernels", "avx2", "--kv-dtype", "k8v4", "--kv-dtype-skip", "0,1",
+        "--backend", "reference",
         "--quantize", "int4", "--kv-policy", "ttl", "--kv-ttl", "90", "--kv-tenant-share", "0.5",
         "--kv-disk", "kv", "--kv-disk-bytes", "500MB", "--kv-key-file", "k",
         "--request-timeout", "9", "--drain-timeout", "5", "--hang-timeout", "6", "--start-timeout", "7",
@@ -45,7 +46,9 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
     assert (made.host, made.port, made.api_keys, made.served_names) == ("::1", 0, ("a", "b"), ("x",))
     assert (made.kv_tokens, made.max_context, made.step_tokens) == (64, 32, 16)
     assert (made.max_running, made.max_waiting, made.prefix_cache) == (3, 4, False)
-    assert (made.threads, made.kernels, made.kv_dtype, made.backend) == (2, "avx2", "f32", "reference")
+    assert (made.threads, made.kernels, made.backend) == (2, "avx2", "reference")
+    for one in (made, made.engine()):
+        assert (one.kv_dtype, one.kv_dtype_skip) == ("k8v4", "0,1")
     assert (made.kv_policy, made.kv_ttl, made.kv_tenant_share) == ("ttl", 90, 0.5)
     assert made.quantize == made.engine().quantize == "int4"
     for one in (made, made.engine()):

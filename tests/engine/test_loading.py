@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from tailrace.backends.cpu import available_kernels
+from tailrace.backends.kvdtype import parse
 from tailrace.engine import process
 from tailrace.engine.core import EngineCore
 from tailrace.engine.loading import as_asked, build_backend, check_context, identity
@@ -20,8 +21,8 @@ from tailrace.engine.process import Loaded, Serving
 from tailrace.engine.protocol import Control
 from tailrace.engine.spec import EngineSpec
 from tailrace.engine.wire import Line, pair
+from tailrace.models import describe, open_checkpoint
 from tailrace.models import load_model as bound
-from tailrace.models import open_checkpoint
 from tailrace.terms import ModelError
 from tests.api.stand import load
 from tests.models import random_llama
@@ -148,6 +149,42 @@ def test_pages_that_outlive_the_process_are_of_this_very_build(tmp_path: Path) -
             assert name == identity(spec, backend, 32)
             assert (backend.numerics.encode() in name) == (disk is not None)
     assert len(made) == 2 * len(available_kernels())
+
+
+def test_types_of_kv_have_pages_of_their_own(tmp_path: Path) -> None:
+    """Also layers that are left out: a page's bytes mean something else where they are others."""
+    folder = random_llama.write(tmp_path / "m")
+    model = bound(open_checkpoint(folder), max_context=64)
+    made: list[bytes] = []
+    for kind, skip in (("bf16", ""), ("k8v4", ""), ("k8v4", "0"), ("k8v4", "1"), ("int8", "0"), ("fp16", "")):
+        spec = EngineSpec(str(folder), cache_dir=str(tmp_path / "cache"), kv_dtype=kind, kv_dtype_skip=skip)
+        made.append(identity(spec, build_backend(spec, model, pages=2, context=32, vocab=8), 32))
+    assert len(set(made)) == len(made)
+    same = EngineSpec(str(folder), cache_dir=str(tmp_path / "cache"), kv_dtype="k16v16", kv_dtype_skip="0")
+    assert identity(same, build_backend(same, model, pages=2, context=32, vocab=8), 32) == made[0]
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "skip"), [("cpu", "f32", ""), ("cpu", "int8", "2"), ("reference", "int8", "2")]
+)
+def test_kv_that_a_backend_or_model_does_not_have_is_refused(
+    tmp_path: Path, backend: str, kind: str, skip: str
+) -> None:
+    spec = EngineSpec(str(random_llama.write(tmp_path / "m")), backend=backend, kv_dtype=kind, kv_dtype_skip=skip,
+                      cache_dir=str(tmp_path / "cache"), kv_tokens=512)  # fmt: skip
+    with pytest.raises(ModelError, match=r"reference backend|layer 2.*0 \.\. 1"):
+        load_model(spec)
+
+
+def test_a_pool_in_fewer_bits_takes_what_info_says_and_serves(tmp_path: Path) -> None:
+    folder = random_llama.write(tmp_path / "m")
+    spec = EngineSpec(str(folder), cache_dir=str(tmp_path / "cache"), kv_tokens=512, kv_dtype="k8v4", kv_dtype_skip="1")
+    loaded = load_model(spec)
+    process.warm_up(loaded)
+    assert loaded.core.idle
+    loaded.core.close()
+    info = describe(open_checkpoint(folder), kv_dtype=parse("k8v4", "1"))
+    assert loaded.kv_bytes == 512 * info.kv_bytes_per_token
 
 
 def test_a_model_with_nothing_to_quantise_is_served_as_it_is(smollm2: Path, caplog: pytest.LogCaptureFixture) -> None:

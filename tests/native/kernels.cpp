@@ -509,57 +509,145 @@ void test_gate_block(Pair p) {
     }
 }
 
+// A float16, as a number.
+double f16(const uint8_t *at) {
+    uint16_t x;
+    std::memcpy(&x, at, 2);
+    const int exponent = x >> 10 & 31, mantissa = x & 1023;
+    const double size = exponent == 0 ? std::ldexp(mantissa, -24) : exponent == 31 ? (mantissa ? NAN : INFINITY) : std::ldexp(1024 + mantissa, exponent - 25);
+    return x & 0x8000 ? -size : size;
+}
+
+// Each run of dimensions by the Hadamard matrix of its size.
+std::vector<double> turned(const std::vector<double> &x) {
+    const size_t n = x.size(), run = n & (~n + 1);
+    std::vector<double> y(n, 0.0);
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = i / run * run; j < i / run * run + run; j++)
+            y[i] += (__builtin_popcountll((i % run) & (j % run)) % 2 ? -x[j] : x[j]) / std::sqrt(double(run));
+    return y;
+}
+
 // A pool of KV pages that has been written by a kernel, and what was asked to be in it.
 struct Cache {
     int kv_heads, head_dim;
+    Kept kept_key, kept_value;
     std::vector<int32_t> table;
-    std::vector<uint16_t> keys, values;
-    Cache(int kv_heads, int head_dim, int64_t positions, Random &random) : kv_heads(kv_heads), head_dim(head_dim) {
+    std::vector<uint8_t> keys, values;
+    Cache(int kv_heads, int head_dim, Kept key, Kept value, int64_t positions, Random &random)
+        : kv_heads(kv_heads), head_dim(head_dim), kept_key(key), kept_value(value) {
         const int64_t pages = (positions + PAGE - 1) / PAGE;
         for (int64_t i = 0; i < pages; i++) table.push_back(int32_t(i));
         for (size_t i = table.size(); i > 1; i--) std::swap(table[i - 1], table[size_t(random.below(int64_t(i)))]);
         // whatever those who had the pages before left there: not a number
-        keys.assign(size_t(pages * kv_heads * head_dim * PAGE), 0x7fff);
-        values.assign(size_t(pages * kv_heads * padded_dim(head_dim) * PAGE), 0x7fff);
+        keys.resize(size_t(pages * kv_heads * key_block(key, head_dim)));
+        values.resize(size_t(pages * kv_heads * value_block(value, head_dim)));
+        for (size_t i = 0; i < keys.size(); i++) keys[i] = i % 2 ? 0x7f : 0xff;
+        for (size_t i = 0; i < values.size(); i++) values[i] = i % 2 ? 0x7f : 0xff;
     }
+    Kv kv() { return {kept_key, kept_value, keys.data(), values.data()}; }
     int64_t slot(int64_t position) const { return int64_t(table[size_t(position / PAGE)]) * PAGE + position % PAGE; }
-    float key(int64_t position, int head, int d) const {
-        const int64_t s = slot(position);
-        return bf16(keys[size_t((s / PAGE * kv_heads + head) * head_dim * PAGE + d / 2 * 2 * PAGE + s % PAGE * 2 + d % 2)]);
+    // The scale of dimension d at a position in the page, and its minimum.
+    double scale(Kept kept, const uint8_t *block, int at, int d, double &minimum) const {
+        minimum = kept == Kept::I4 ? f16(block + (2 * (d / GROUP) + 1) * 2 * PAGE + 2 * at) : 0.0;
+        return f16(block + (kept == Kept::I4 ? 2 * (d / GROUP) : 0) * 2 * PAGE + 2 * at);
     }
-    float value(int64_t position, int head, int d) const {
+    std::vector<double> key(int64_t position, int head) const {
+        const int64_t s = slot(position);
+        const int at = int(s % PAGE);
+        const uint8_t *block = keys.data() + (s / PAGE * kv_heads + head) * key_block(kept_key, head_dim), *data = block + kept_header(kept_key, head_dim);
+        std::vector<double> x(static_cast<size_t>(head_dim));
+        for (int d = 0; d < head_dim; d++) {
+            double minimum;
+            uint16_t word;
+            switch (kept_key) {
+            case Kept::BF16: std::memcpy(&word, block + 2 * (d / 2 * 2 * PAGE + at * 2 + d % 2), 2), x[size_t(d)] = bf16(word); break;
+            case Kept::F16: x[size_t(d)] = f16(block + 2 * (d * PAGE + at)); break;
+            case Kept::I8: x[size_t(d)] = scale(kept_key, block, at, d, minimum) * int8_t(data[d * PAGE + at]); break;
+            case Kept::I4:
+                x[size_t(d)] = scale(kept_key, block, at, d, minimum) * (data[d / 2 * PAGE + at] >> (d % 2 * 4) & 15);
+                x[size_t(d)] += minimum;
+            }
+        }
+        return kept_key == Kept::I4 ? turned(x) : x;
+    }
+    std::vector<double> value(int64_t position, int head) const {
         const int64_t s = slot(position), dim = padded_dim(head_dim);
-        return bf16(values[size_t((s / PAGE * kv_heads + head) * dim * PAGE + s % PAGE / 2 * 2 * dim + 2 * d + s % 2)]);
+        const int at = int(s % PAGE);
+        const uint8_t *block = values.data() + (s / PAGE * kv_heads + head) * value_block(kept_value, head_dim);
+        const uint8_t *data = block + kept_header(kept_value, head_dim);
+        std::vector<double> x(static_cast<size_t>(head_dim));
+        for (int d = 0; d < head_dim; d++) {
+            double minimum;
+            uint16_t word;
+            switch (kept_value) {
+            case Kept::BF16: std::memcpy(&word, block + 2 * (at / 2 * 2 * dim + 2 * d + at % 2), 2), x[size_t(d)] = bf16(word); break;
+            case Kept::F16: x[size_t(d)] = f16(block + 2 * (at * dim + d)); break;
+            case Kept::I8: x[size_t(d)] = scale(kept_value, block, at, d, minimum) * int8_t(data[at * dim + d]); break;
+            case Kept::I4:
+                x[size_t(d)] = scale(kept_value, block, at, d, minimum) *
+                               (data[at * padded_pairs(head_dim) / 2 + d / GROUP * LANES + d % LANES] >> (d / LANES % 2 * 4) & 15);
+                x[size_t(d)] += minimum;
+            }
+        }
+        return kept_value == Kept::I4 ? turned(x) : x;
     }
 };
 
+// Whether a vector is what was stored, as near as it can be kept.
+void kept_near(const char *what, Kept kept, const std::vector<double> &found, const float *x) {
+    double largest = 0.0, size = 0.0, error = 0.0;
+    for (size_t d = 0; d < found.size(); d++) largest = std::max(largest, std::fabs(double(x[d]))), size += double(x[d]) * x[d];
+    for (size_t d = 0; d < found.size(); d++) {
+        const double bound = kept == Kept::BF16 ? 0x1p-8 * std::fabs(x[d]) : kept == Kept::F16 ? 0x1p-11 * std::fabs(x[d]) + 0x1p-24 : largest * 0.51 / 127;
+        if (kept != Kept::I4) near(what, d, found[d], x[d], bound);
+        error += (found[d] - x[d]) * (found[d] - x[d]);
+    }
+    // a step is at most 2 / 15 of the vector's length, and rounding is off by half of one in each dimension
+    if (kept == Kept::I4) near(what, 0, std::sqrt(error), 0.0, 0.52 * 2.0 / 15.0 * std::sqrt(size) * std::sqrt(double(found.size())));
+    if (kept == Kept::I4 && found.size() >= 64) near(what, 1, std::sqrt(error), 0.0, 0.15 * std::sqrt(size));
+}
+
+const char *name_of(Kept kept) {
+    const char *names[] = {"bf16", "fp16", "int8", "int4"};
+    return names[int(kept)];
+}
+
 // Attention of consecutive queries of one sequence: stores, whole chunks, single queries, and pieces that are merged.
-void attention(Pair p, Random &random, int kv_heads, int group, int head_dim, int64_t context, int64_t count, int64_t window) {
+void attention(Pair p, Random &random, int kv_heads, int group, int head_dim, int64_t context, int64_t count, int64_t window,
+               Kept kept_key = Kept::BF16, Kept kept_value = Kept::BF16) {
     const int heads = kv_heads * group, dim = padded_dim(head_dim);
     place = std::string(p.k.name) + " attention heads " + std::to_string(kv_heads) + "x" + std::to_string(group) + " of " + std::to_string(head_dim) +
-            ", " + std::to_string(count) + " queries at " + std::to_string(context) + ", window " + std::to_string(window);
+            ", " + std::to_string(count) + " queries at " + std::to_string(context) + ", window " + std::to_string(window) + ", keys " +
+            name_of(kept_key) + ", values " + name_of(kept_value);
     const int64_t end = context + count, before = random.below(3), ldq = heads * head_dim + 5, ldo = heads * head_dim + 7;
-    Cache cache(kv_heads, head_dim, end, random), plain_cache = cache;
+    Cache cache(kv_heads, head_dim, kept_key, kept_value, end, random), plain_cache = cache;
     double largest = 0.0;
+    std::vector<std::vector<double>> keys, values; // [position][head]
     for (int64_t i = 0; i < end; i++) {
         const auto k = random.normals(kv_heads * head_dim), v = random.normals(kv_heads * head_dim);
-        p.k.store_kv(k.data(), v.data(), cache.slot(i), i + 1 == end, kv_heads, head_dim, cache.keys.data(), cache.values.data());
-        p.plain.store_kv(k.data(), v.data(), cache.slot(i), i + 1 == end, kv_heads, head_dim, plain_cache.keys.data(), plain_cache.values.data());
-        for (int d = 0; d < kv_heads * head_dim; d++) {
-            const size_t at = size_t(d);
-            near("key", at, cache.key(i, d / head_dim, d % head_dim), k[at], 0x1p-8 * std::fabs(k[at]));
-            near("value", at, cache.value(i, d / head_dim, d % head_dim), v[at], 0x1p-8 * std::fabs(v[at]));
-            largest = std::max(largest, std::fabs(double(v[at])));
+        p.k.store_kv(k.data(), v.data(), cache.slot(i), i + 1 == end, kv_heads, head_dim, cache.kv());
+        p.plain.store_kv(k.data(), v.data(), cache.slot(i), i + 1 == end, kv_heads, head_dim, plain_cache.kv());
+        for (int h = 0; h < kv_heads; h++) {
+            keys.push_back(cache.key(i, h)), values.push_back(cache.value(i, h));
+            kept_near("key", kept_key, keys.back(), k.data() + h * head_dim);
+            kept_near("value", kept_value, values.back(), v.data() + h * head_dim);
         }
+        for (float x : v) largest = std::max(largest, std::fabs(double(x)));
     }
     same("keys", cache.keys, plain_cache.keys), same("values", cache.values, plain_cache.values);
+    for (int64_t i = end; i % PAGE; i++) // nothing is left behind the last position
+        for (int h = 0; h < kv_heads; h++) {
+            for (double x : cache.key(i, h)) near("key behind", size_t(i), x, 0.0, 0.0);
+            for (double x : cache.value(i, h)) near("value behind", size_t(i), x, 0.0, 0.0);
+        }
     const auto q = random.normals((before + count) * ldq);
     const float scale = 1.0f / 8.0f;
     const Sequence sequence{before, count, context, cache.table.data()};
     std::vector<float> scratch(attention_scratch(count * group, head_dim)), found(size_t((before + count) * ldo), 7.0f);
     auto truth = found, alone = found, merged = found;
     const auto arguments = [&](std::vector<float> &out) {
-        return AttentionArgs{q.data(), ldq, out.data(), ldo, heads, kv_heads, head_dim, scale, window, cache.keys.data(), cache.values.data()};
+        return AttentionArgs{q.data(), ldq, out.data(), ldo, heads, kv_heads, head_dim, scale, window, cache.kv()};
     };
     for (int h = 0; h < kv_heads; h++) {
         p.k.attend(arguments(found), sequence, h, 0, count, scratch.data());
@@ -572,14 +660,14 @@ void attention(Pair p, Random &random, int kv_heads, int group, int head_dim, in
             for (const auto &[from, to] : {std::pair{first, std::max(first, middle)}, std::pair{std::max(first, middle), pieces}})
                 p.k.attend_pieces(arguments(merged), sequence, h, i, from, to, partial.data(), stride, scratch.data());
             for (int g = 0; g < group; g++)
-                p.k.merge_pieces(partial.data() + g * stride, first, pieces, head_dim,
+                p.k.merge_pieces(partial.data() + g * stride, first, pieces, head_dim, kept_value,
                                  merged.data() + (before + i) * ldo + (h * group + g) * head_dim);
         }
     }
     same("a query alone", alone, found);
     same("merged pieces", merged, found);
     // Matrix instructions take queries and weights as bf16: other bits, a wider bound, and not for the digest.
-    const bool tiles = std::string(p.k.name) == "amx" && head_dim % 32 == 0;
+    const bool tiles = std::string(p.k.name) == "amx" && head_dim % 32 == 0 && kept_key == Kept::BF16 && kept_value == Kept::BF16;
     auto noted = found;
     if (tiles)
         for (int h = 0; h < kv_heads; h++) chosen("avx512")->attend(arguments(noted), sequence, h, 0, count, scratch.data());
@@ -598,16 +686,18 @@ void attention(Pair p, Random &random, int kv_heads, int group, int head_dim, in
         for (int64_t t = lo; t <= hi; t++) {
             double s = 0.0, magnitude = 0.0;
             for (int d = 0; d < head_dim; d++) {
-                const double term = double(q[size_t((before + row) * ldq + head * head_dim + d)]) * cache.key(t, kv, d) * double(scale);
+                const double term = double(q[size_t((before + row) * ldq + head * head_dim + d)]) * keys[size_t(t * kv_heads + kv)][size_t(d)] * double(scale);
                 s += term, magnitude += std::fabs(term);
             }
             score.push_back(s), top = std::max(top, s), size = std::max(size, magnitude);
         }
         for (double &s : score) s = std::exp(s - top), sum += s;
         for (int64_t t = lo; t <= hi; t++)
-            for (int d = 0; d < head_dim; d++) out[size_t(d)] += score[size_t(t - lo)] / sum * cache.value(t, kv, d);
+            for (int d = 0; d < head_dim; d++) out[size_t(d)] += score[size_t(t - lo)] / sum * values[size_t(t * kv_heads + kv)][size_t(d)];
         // Scores are off by head_dim roundings of their terms, which e^x makes relative; then sums over positions.
-        const double bound = (2.0 * (head_dim + 4) * size + 2.0 * SPLIT + double(end) / SPLIT + 20) * ROUNDING * largest;
+        // Numbers of four bits are sums of larger terms than what they stand for.
+        const double larger = kept_key == Kept::I4 || kept_value == Kept::I4 ? 16.0 : 1.0;
+        const double bound = (2.0 * (head_dim + 4) * size + 2.0 * SPLIT + double(end) / SPLIT + 20) * ROUNDING * largest * larger;
         const double wide = bound + (tiles ? (2.0 * size + 2.0) * 0x1p-9 * largest : 0.0);
         for (size_t d = 0; d < out.size(); d++) near("found", i + d, found[i + d], out[d], wide), near("portable", i + d, truth[i + d], out[d], bound);
     }
@@ -623,6 +713,16 @@ void test_attention(Pair p) {
             attention(p, random, 1, group, head_dim, context, many, 0);
             attention(p, random, 1, group, head_dim, context, few, window);
         }
+    const std::pair<Kept, Kept> kinds[] = {{Kept::F16, Kept::F16}, {Kept::I8, Kept::I8},  {Kept::I4, Kept::I4},
+                                           {Kept::I8, Kept::I4},   {Kept::BF16, Kept::I8}, {Kept::I4, Kept::BF16}};
+    for (const auto &[key, value] : kinds)
+        for (const int head_dim : {16, 20, 64, 80, 96, 128})
+            for (const int group : {1, 3, 8}) {
+                const int64_t many = random.between(1, 48 / group), few = random.between(1, 5);
+                const int64_t context = random.between(0, 200), window = random.between(1, 100);
+                attention(p, random, 1, group, head_dim, context, many, 0, key, value);
+                attention(p, random, 2, group, head_dim, context, few, window, key, value);
+            }
 }
 
 struct Drawn {

@@ -18,6 +18,7 @@ from tailrace.backends.cpu.nodes import Node, find, place, spread
 from tailrace.backends.cpu.record import Compiler, Recorder
 from tailrace.backends.cpu.store import VERSION, TileStore
 from tailrace.backends.cpu.threads import usable_cores
+from tailrace.backends.kvdtype import Kept, KvDtype, parse
 from tailrace.terms import ModelError
 
 NUMERICS = f"cpu-{VERSION}"
@@ -55,11 +56,11 @@ class CpuBackend:
     """Runs batches of a model on this machine's cores. Bitwise batch-invariant.
 
     `pages`: size of the KV pool. `step_tokens`: most tokens of one batch. `max_running`: most sequences of one batch.
-    `kernels`: one of `available_kernels()`; None takes the best. `cache_dir`: where repacked weights are kept; None
-    keeps none, and `variant` is part of the file's name where the weights are not as the model's files have them.
-    `vocab_limit`: token ids at or past it are never drawn (padding rows of the head). `nodes`: the NUMA nodes to use,
-    by default those that the calling thread is allowed on; that thread is bound to the first one if they are several
-    (`nodes.place`), and is to be the one that calls `wait`.
+    `kernels`: one of `available_kernels()`; None takes the best. `kv_dtype`, or its name: how keys and values are kept.
+    `cache_dir`: where repacked weights are kept; None keeps none, and `variant` is part of the file's name where the
+    weights are not as the model's files have them. `vocab_limit`: token ids at or past it are never drawn (padding rows
+    of the head). `nodes`: the NUMA nodes to use, by default those that the calling thread is allowed on; that thread is
+    bound to the first one if they are several (`nodes.place`), and is to be the one that calls `wait`.
     """
 
     name = "cpu"
@@ -75,7 +76,7 @@ class CpuBackend:
         max_running: int,
         threads: int | None = None,
         kernels: str | None = None,
-        kv_dtype: str = "bf16",
+        kv_dtype: KvDtype | str = "bf16",
         cache_dir: Path | None = None,
         variant: str = "",
         vocab_limit: int | None = None,
@@ -83,8 +84,10 @@ class CpuBackend:
     ) -> None:
         from tailrace.native import _kernels
 
-        if kv_dtype != "bf16":
-            raise ModelError(f"the cpu backend keeps KV as bf16, not {kv_dtype}")
+        kv_dtype = parse(kv_dtype) if isinstance(kv_dtype, str) else kv_dtype
+        if Kept.F32 in (kv_dtype.key, kv_dtype.value):
+            raise ModelError("the cpu backend keeps KV in 16 bits or less, not as f32")
+        kv_dtype.check(len(model.attentions))
         names = _kernels.available()
         if kernels is not None and kernels not in names:
             raise ModelError(f"kernels {kernels!r} cannot run on this machine; it can run: {', '.join(names)}")
@@ -93,6 +96,7 @@ class CpuBackend:
         self.kernels = kernels or names[0]
         self.threads = count
         self._vocab = model.vocab
+        self._kept = kv_dtype.name
         name = f"tiles-{VERSION}-{variant}.bin" if variant else f"tiles-{VERSION}.bin"
         path = cache_dir / name if cache_dir is not None else None
         self._store = TileStore(model.weights(), path, count, own=len(nodes) > 1)
@@ -105,7 +109,7 @@ class CpuBackend:
         self._armed: tuple[Batch, Result] | None = None
         recorder = Recorder()
         logits = model.forward(recorder)
-        Compiler(self._program, self._store, as_floats, pages, max_context).compile(recorder.nodes, logits)
+        Compiler(self._program, self._store, as_floats, pages, max_context, kv_dtype).compile(recorder.nodes, logits)
         if len(nodes) > 1:
             place(self._program, nodes, self._store.copy)
         else:
@@ -132,7 +136,7 @@ class CpuBackend:
 
         with open(_kernels.__file__, "rb") as file:
             build = hashlib.file_digest(file, "sha256").hexdigest()
-        return f"{NUMERICS} {self.kernels} {build}"
+        return f"{NUMERICS} {self.kernels} {self._kept} {build}"
 
     def read_page(self, page: int, out: bytearray | None = None) -> bytearray:
         out = bytearray(self.page_bytes) if out is None else out

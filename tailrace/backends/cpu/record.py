@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.backends import Attention, Format, Rope, Weight
+from tailrace.backends.kvdtype import BF16, KvDtype
 from tailrace.native import _kernels
 from tailrace.terms import ModelError
 
@@ -118,6 +119,7 @@ class Compiler:
     floats: Callable[[Weight], NDArray[np.float32]]
     pages: int
     max_context: int
+    kv_dtype: KvDtype = BF16
     _places: dict[Node, Place] = field(default_factory=dict)
     _uses: Counter[Node] = field(default_factory=Counter)
     _matrices: dict[str, int] = field(default_factory=dict)
@@ -317,7 +319,8 @@ class Compiler:
         spec = node.attention
         assert spec is not None
         q, k, v = inputs
-        pool = self.program.add_pool(self.pages, spec.kv_heads, spec.head_dim)
+        key, value = self.kv_dtype.of(spec.layer)
+        pool = self.program.add_pool(self.pages, spec.kv_heads, spec.head_dim, str(key), str(value))
         self.program.attention(
             q.buffer,
             q.column,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tailrace.backends import PAGE_SIZE, Batch, Forward, Inline, Result, Weight
+from tailrace.backends.kvdtype import KvDtype, parse
 from tailrace.backends.reference.dequantize import dequantize
+from tailrace.backends.reference.kept import as_read
 from tailrace.backends.reference.ops import Array, NumpyOps
 from tailrace.backends.reference.sampler import sample
 
@@ -18,10 +19,10 @@ VERSION = 1
 
 class ReferenceBackend(Inline):
     """Runs a model in numpy. `pages` is the number of KV pages of PAGE_SIZE tokens; `dtype` is that of all arithmetic;
-    with `kv_dtype` "bf16" keys and values are rounded to it before anything reads them. `quantised_activations` rounds
-    the input of linear layers with quantised weights as the cpu backend does. `batch_invariant` computes row by row:
-    slower, and then a request's bits do not depend on its company. `vocab_limit`: token ids at or past it are never
-    drawn (padding rows of the head)."""
+    keys and values are rounded as `kv_dtype` (or its name) keeps them before anything reads them.
+    `quantised_activations` rounds the input of linear layers with quantised weights as the cpu backend does.
+    `batch_invariant` computes row by row: slower, and then a request's bits do not depend on its company.
+    `vocab_limit`: token ids at or past it are never drawn (padding rows of the head)."""
 
     name = "reference"
     kernels = "numpy"
@@ -32,7 +33,7 @@ class ReferenceBackend(Inline):
         *,
         pages: int,
         dtype: type[np.floating[Any]] = np.float32,
-        kv_dtype: Literal["f32", "bf16"] = "f32",
+        kv_dtype: KvDtype | str = "f32",
         quantised_activations: bool = False,
         batch_invariant: bool = False,
         vocab_limit: int | None = None,
@@ -40,7 +41,8 @@ class ReferenceBackend(Inline):
         self._model = model
         self._vocab_limit = vocab_limit
         self._dtype = dtype
-        self._kv_dtype = kv_dtype
+        self._kv_dtype = parse(kv_dtype) if isinstance(kv_dtype, str) else kv_dtype
+        self._kv_dtype.check(len(model.attentions))
         self._quantised_activations = quantised_activations
         self.batch_invariant = batch_invariant
         self._values: dict[int, tuple[Weight, Array]] = {}
@@ -64,7 +66,7 @@ class ReferenceBackend(Inline):
 
     @property
     def numerics(self) -> str:
-        modes = f"{self._kv_dtype} {self._quantised_activations} {self.batch_invariant}"
+        modes = f"{self._kv_dtype.name} {self._quantised_activations} {self.batch_invariant}"
         return f"reference-{VERSION} numpy-{np.__version__} {np.dtype(self._dtype)} {modes}"
 
     def read_page(self, page: int, out: bytearray | None = None) -> bytearray:
@@ -107,13 +109,6 @@ class ReferenceBackend(Inline):
     def pages(self, layer: int) -> tuple[Array, Array]:
         return self._pages[layer]
 
-    def as_kept(self, x: Array) -> Array:
-        return x if self._kv_dtype == "f32" else round_to_bf16(x).astype(self._dtype)
-
-
-def round_to_bf16(x: Array) -> NDArray[np.float32]:
-    """To the nearest bfloat16, ties to even, as float32. NaN stays NaN."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    rounded = bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
-    result = (rounded & np.uint32(0xFFFF0000)).view(np.float32)
-    return np.where(np.isnan(x), np.float32(np.nan), result)
+    def as_kept(self, k: Array, v: Array, layer: int) -> tuple[Array, Array]:
+        key, value = self._kv_dtype.of(layer)
+        return as_read(k, key).astype(self._dtype), as_read(v, value).astype(self._dtype)

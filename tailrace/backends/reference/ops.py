@@ -27,8 +27,8 @@ class Store(Protocol):
         """Keys and values: [pages, PAGE_SIZE, kv_heads, head_dim]."""
         ...
 
-    def as_kept(self, x: Array) -> Array:
-        """Rounds to what the KV pages can hold."""
+    def as_kept(self, k: Array, v: Array, layer: int) -> tuple[Array, Array]:
+        """Rounds to what the layer's KV pages can hold: [tokens, kv_heads, head_dim]."""
         ...
 
 
@@ -124,8 +124,8 @@ class NumpyOps:
         page = self._batch.tables[sequence, self._positions // PAGE_SIZE]
         slot = self._positions % PAGE_SIZE
         shape = (len(k), spec.kv_heads, spec.head_dim)
-        key_pages[page, slot] = self._store.as_kept(k.reshape(shape))
-        value_pages[page, slot] = self._store.as_kept(v.reshape(shape))
+        kept = self._store.as_kept(k.reshape(shape), v.reshape(shape), spec.layer)
+        key_pages[page, slot], value_pages[page, slot] = kept
 
     def _gather(self, sequence: int, length: int, spec: Attention) -> tuple[Array, Array]:
         """A sequence's keys and values in order: [length, kv_heads, head_dim]."""

@@ -1,0 +1,5 @@
+"""What makes a model cheaper to serve, and what that costs in quality: measured, not assumed.
+
+`text`: real text to measure with. `kv`: KV that takes fewer bits. Called by `cli`; may use every room below it, and
+knows nothing of HTTP or of how results are shown.
+"""

@@ -1,0 +1,58 @@
+"""What is read of keys and values that are kept in fewer bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tailrace.backends.kvdtype import Kept
+from tailrace.backends.reference.kept import as_read, spin
+
+SHAPES = [2, 6, 16, 20, 48, 64, 80, 96, 128, 512]
+
+
+@pytest.mark.parametrize("n", SHAPES)
+def test_a_rotation_keeps_lengths_and_is_its_own_inverse(n: int) -> None:
+    x = np.random.default_rng(n).normal(size=(3, 2, n)).astype(np.float32)
+    turned = spin(x)
+    assert np.allclose(spin(turned), x, atol=1e-5)
+    assert np.allclose((turned**2).sum(axis=-1), (x**2).sum(axis=-1), rtol=1e-5)
+
+
+def test_a_rotation_is_that_of_hadamard() -> None:
+    matrix = np.ones((1, 1))
+    while len(matrix) < 64:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    x = np.random.default_rng(0).normal(size=(5, 64))
+    assert np.allclose(spin(x), x @ matrix / 8, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", SHAPES)
+@pytest.mark.parametrize("size", [1e-3, 1.0, 300.0])
+def test_what_is_read_is_as_near_as_its_bits_allow(n: int, size: float) -> None:
+    x = (np.random.default_rng(n).normal(size=(40, n)) * size).astype(np.float32)
+    largest = np.abs(x).max(axis=-1, keepdims=True)
+    assert np.array_equal(as_read(x, Kept.F32), x)
+    assert (np.abs(as_read(x, Kept.BF16) - x) <= 2.0**-8 * np.abs(x)).all()
+    assert (np.abs(as_read(x, Kept.F16) - x) <= 2.0**-11 * np.abs(x) + 2.0**-25).all()
+    assert (np.abs(as_read(x, Kept.I8) - x) <= largest * 0.51 / 127 + 1e-6).all()
+    turned, read = spin(x), spin(as_read(x, Kept.I4))
+    steps = max(float(np.ptp(turned[:, at : at + 32], axis=-1).max()) / 15 for at in range(0, n, 32))
+    assert np.abs(read - turned).max() <= 0.52 * steps + 2e-3 * largest.max()
+
+
+@pytest.mark.parametrize("kept", list(Kept))
+def test_zeros_are_kept_and_what_is_no_number_stays_none(kept: Kept) -> None:
+    x = np.zeros((3, 64), np.float32)
+    x[1, 5], x[2, 7] = np.nan, np.inf
+    read = as_read(x, kept)
+    assert not read[0].any()
+    assert np.isnan(read[1, 5])
+    assert not np.isfinite(read[2, 7])
+
+
+@pytest.mark.parametrize("kept", [Kept.F16, Kept.I8, Kept.I4])
+def test_numbers_past_the_range_of_a_scale_stay_numbers(kept: Kept) -> None:
+    x = np.full((1, 64), 3e38, np.float32)
+    x[0, ::2] = -3e38
+    assert np.isfinite(as_read(x, kept)).all() or kept == Kept.I4  # whose rotation itself is past float32
