@@ -22,6 +22,9 @@ def command(
         str, typer.Argument(help="A known name (it is pulled when absent), or a path.", autocompletion=complete)
     ],
     quantize: Annotated[Quantize | None, typer.Option(help=f"As serve has it: {QUANTIZE_HELP}")] = None,
+    kv_tokens: Annotated[
+        int | None, typer.Option(min=32, help="Show the KV pool too that serve makes for so many tokens.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Show what a model is: shapes, parameters, bytes of weights and of KV.
@@ -42,22 +45,25 @@ def command(
     if quantize is not None and not info.quantised:
         print(unchanged(quantize.value, info.name), file=sys.stderr)
     if as_json:
-        typer.echo(json.dumps(plain(info), indent=2))
+        typer.echo(json.dumps(plain(info, kv_tokens), indent=2))
     else:
-        show(info)
+        show(info, kv_tokens)
 
 
-def plain(info: ModelInfo) -> dict[str, Any]:
+def plain(info: ModelInfo, kv_tokens: int | None = None) -> dict[str, Any]:
     """The same as JSON's own types."""
     made = dataclasses.asdict(info)
     made["path"] = str(info.path)
     made["formats"] = {
         str(kind): {"tensors": tensors, "bytes": stored} for kind, (tensors, stored) in info.formats.items()
     }
+    made["groups"] = [{"window": group.window, "layers": len(group.layers)} for group in info.groups]
+    if kv_tokens is not None:
+        made["kv_pool_bytes"] = info.pool_bytes(kv_tokens)
     return made
 
 
-def show(info: ModelInfo) -> None:
+def show(info: ModelInfo, kv_tokens: int | None = None) -> None:
     """Prints the table."""
     from rich.console import Console
     from rich.markup import escape
@@ -66,14 +72,14 @@ def show(info: ModelInfo) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
     table.add_column()
-    for name, value in rows(info):
+    for name, value in rows(info, kv_tokens):
         table.add_row(name, escape(value))
     console = Console(highlight=False)
     console.print(f"[bold]{escape(info.name)}[/bold]  [dim]{escape(str(info.path))}[/dim]", soft_wrap=True)
     console.print(table)
 
 
-def rows(info: ModelInfo) -> list[tuple[str, str]]:
+def rows(info: ModelInfo, kv_tokens: int | None = None) -> list[tuple[str, str]]:
     """The table's rows."""
     config = info.config
     active = "" if info.active_parameters == info.parameters else f", {output.count(info.active_parameters)} active"
@@ -90,6 +96,7 @@ def rows(info: ModelInfo) -> list[tuple[str, str]]:
         ("weights", f"{output.size(info.weight_bytes)} ({bits:.2f} bits a parameter){_rounded(info)}"),
         *(("", line) for line in formats),
         ("KV", kv),
+        *([] if kv_tokens is None else [("KV pool", f"{output.size(info.pool_bytes(kv_tokens))} for {kv_tokens:,} tokens")]),
     ]
 
 

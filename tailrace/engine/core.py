@@ -20,7 +20,16 @@ from tailrace.backends import PAGE_SIZE, Backend, Result
 from tailrace.engine.batch import BatchBuilder, scored_rows, scores
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.plan import Chunk, Plan
-from tailrace.engine.protocol import FinishReason, Gauges, Output, Submit, TierGauges, TokenLogprob, Tokens
+from tailrace.engine.protocol import (
+    FinishReason,
+    Gauges,
+    Output,
+    Submit,
+    TierGauges,
+    TokenLogprob,
+    Tokens,
+    WindowGauges,
+)
 from tailrace.engine.request import Request, State
 from tailrace.engine.scheduler import Scheduler
 from tailrace.engine.transfer import Load, Transfers
@@ -112,6 +121,7 @@ class EngineCore:
             max_context=config.max_context,
             eos_ids=tuple(sorted(self._eos)),
             vocab_size=vocab_size,
+            windows=len(config.windows),
         )
         self._held: dict[str, Request] = {}
         self._watches: dict[str, StopWatch] = {}
@@ -173,7 +183,20 @@ class EngineCore:
             kv_batches=publisher.published if publisher is not None else 0,
             kv_batches_dropped=publisher.dropped if publisher is not None else 0,
             tier=self.tier_gauges,
+            windows=self._window_gauges() if scheduler.windows else [],
         )
+
+    def _window_gauges(self) -> list[WindowGauges]:
+        return [
+            WindowGauges(
+                size,
+                window.pool.size,
+                window.pool.size - window.pool.free - window.evictable - window.kept,
+                window.evictable,
+                window.kept,
+            )
+            for size, window in zip(self.config.windows, self.scheduler.windows, strict=True)
+        ]
 
     @property
     def tier_gauges(self) -> TierGauges | None:

@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tailrace.backends import PAGE_SIZE, Backend
+from tailrace.backends import PAGE_SIZE, Backend, Pages
+from tailrace.backends.groups import PageGroup, affordable_pages, page_groups
 from tailrace.engine.process import Loaded
+from tailrace.engine.protocol import KvPool
 from tailrace.engine.spec import EngineSpec
 from tailrace.terms import ModelError
 
@@ -35,14 +37,17 @@ def kv_bytes_per_token(layers: int, kv_heads: int, head_dim: int, kv_dtype: str)
     return 2 * layers * kv_heads * head_dim * width
 
 
-def pool_sizes(spec: EngineSpec, model_context: int, token_bytes: int, free: int) -> tuple[int, int]:
+def pool_sizes(spec: EngineSpec, shape: ModelConfig, free: int) -> tuple[int, int]:
     """(tokens of the pool, served context). Both are multiples of a page or come from the caller; the served context
-    never exceeds what one request alone can hold. Raises ModelError where what was asked for cannot be."""
-    context = spec.max_context or model_context
+    never exceeds what one request alone can hold. Sliding groups of layers have pools of their own beside that one
+    (`backends.groups`). Raises ModelError where what was asked for cannot be."""
+    context = spec.max_context or shape.max_context
+    token_bytes = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, spec.kv_dtype)
     if spec.kv_tokens is not None:
         tokens = spec.kv_tokens
     else:
-        affordable = int(free * POOL_SHARE) // max(1, token_bytes)
+        groups, width = page_groups(shape.attentions, context), KV_BYTES[spec.kv_dtype]
+        affordable = affordable_pages(groups, int(free * POOL_SHARE), context, spec.step_tokens, width) * PAGE_SIZE
         tokens = min(max(context * POOL_CONTEXTS, 2 * spec.step_tokens), affordable)
     tokens = tokens // PAGE_SIZE * PAGE_SIZE
     if tokens < 2 * PAGE_SIZE:
@@ -94,16 +99,24 @@ def cache_root(spec: EngineSpec) -> Path | None:
     return Path(spec.cache_dir) if spec.cache_dir is not None else None
 
 
-def build_backend(spec: EngineSpec, model: Model, *, pages: int, context: int, vocab: int) -> Backend:
-    """The backend that `spec` names; `vocab` is the number of ids that have a token (the head may have more rows).
-    Raises ModelError where it cannot run here, or not as asked."""
+def build_backend(
+    spec: EngineSpec,
+    model: Model,
+    *,
+    pages: Pages,
+    context: int,
+    vocab: int,
+    groups: tuple[PageGroup, ...] | None = None,
+) -> Backend:
+    """The backend that `spec` names, with a pool for each of the `groups` of layers; `vocab` is the number of ids that
+    have a token (the head may have more rows). Raises ModelError where it cannot run here, or not as asked."""
     if spec.backend == "reference":
         from tailrace.backends.reference import ReferenceBackend
 
         if spec.kv_dtype not in ("f32", "bf16"):
             raise ModelError(f"the reference backend keeps KV as f32 or bf16, not {spec.kv_dtype}")
         kept: Literal["f32", "bf16"] = "f32" if spec.kv_dtype == "f32" else "bf16"
-        return ReferenceBackend(model, pages=pages, kv_dtype=kept, vocab_limit=vocab)
+        return ReferenceBackend(model, pages=pages, kv_dtype=kept, vocab_limit=vocab, groups=groups)
     from tailrace.backends.cpu import CpuBackend
     from tailrace.models.entry import prepared_dir
 
@@ -119,6 +132,7 @@ def build_backend(spec: EngineSpec, model: Model, *, pages: int, context: int, v
         cache_dir=prepared_dir(Path(spec.model), cache_root(spec)),
         variant=model.variant,
         vocab_limit=vocab,
+        groups=groups,
     )
 
 
@@ -199,11 +213,11 @@ def load(spec: EngineSpec) -> Loaded:
     checkpoint = opened.checkpoint
     lap("open")
     shape = model_config(checkpoint)
-    token_bytes = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, spec.kv_dtype)
     check_context(spec, shape)
     from tailrace.backends.cpu.memory import available_memory
 
-    kv_tokens, context = pool_sizes(spec, shape.max_context, token_bytes, available_memory())
+    kv_tokens, context = pool_sizes(spec, shape, available_memory())
+    groups = page_groups(shape.attentions, context)
     config = EngineConfig(
         kv_tokens=kv_tokens,
         max_context=context,
@@ -217,12 +231,14 @@ def load(spec: EngineSpec) -> Loaded:
         kv_tenant_share=spec.kv_tenant_share,
         kv_pin=spec.kv_pin,
         tenants=spec.tenants,
+        windows=tuple(group.window for group in groups if group.window is not None),
     )
     model = as_asked(spec, load_model(checkpoint, max_context=context))
     vocab = min(len(opened.table), model.vocab)
     check_pins(spec, vocab)
     lap("model")
-    backend = build_backend(spec, model, pages=kv_tokens // PAGE_SIZE, context=context, vocab=vocab)
+    pages = (config.pages, *config.sliding_pages)
+    backend = build_backend(spec, model, pages=pages, groups=groups, context=context, vocab=vocab)
     lap("backend")
     core = EngineCore(
         backend,
@@ -246,4 +262,8 @@ def load(spec: EngineSpec) -> Loaded:
         kv_bytes=backend.kv_bytes,
         warm_tokens=(max(0, min(256, vocab - 64)), min(64, vocab)),
         phases=phases,
+        kv_pools=tuple(
+            KvPool(group.window or 0, count, count * group.page_bytes(KV_BYTES[spec.kv_dtype]))
+            for group, count in zip(groups, pages, strict=True)
+        ),
     )

@@ -65,6 +65,14 @@ class Control(msgspec.Struct, frozen=True, tag=True):
     verb: Literal["drain", "stop", "reset_prefix"]
 
 
+class KvPool(msgspec.Struct, frozen=True, array_like=True):
+    """The pool of one group of layers: its window (0 is full attention), its pages, and their bytes."""
+
+    window: int
+    pages: int
+    bytes: int
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The engine has loaded and warmed up both phases. Seconds of each start-up phase, and the sizes it serves."""
 
@@ -79,6 +87,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     threads: int
     weight_bytes: int
     kv_bytes: int
+    kv_pools: list[KvPool] = []
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -122,6 +131,16 @@ class TierGauges(msgspec.Struct, frozen=True, array_like=True):
     misses: dict[str, int] = {}  # by cause
 
 
+class WindowGauges(msgspec.Struct, frozen=True, array_like=True):
+    """The pool of a sliding group of layers, as `Gauges` has that of full attention."""
+
+    window: int
+    pages: int
+    used_pages: int
+    cached_pages: int
+    pinned_pages: int
+
+
 class Gauges(msgspec.Struct, frozen=True, array_like=True):
     """State of the scheduler after a step. `cached_pages` are held by the prefix index alone (evictable),
     `pinned_pages` are kept for good; `used_pages` are the rest of those that are not free."""
@@ -140,6 +159,7 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True):
     kv_batches: int = 0  # batches of KV events published, ever
     kv_batches_dropped: int = 0  # and dropped, for lack of room
     tier: TierGauges | None = None
+    windows: list[WindowGauges] = []
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):

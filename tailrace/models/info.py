@@ -7,18 +7,21 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from tailrace.backends import Format
+from tailrace.backends import PAGE_SIZE, Format
+from tailrace.backends.groups import PageGroup, most_pages, page_groups, pool_bytes
 from tailrace.models.checkpoint import Checkpoint
 from tailrace.models.decoder import ModelConfig
 from tailrace.models.files.mapped import stored_bytes
 from tailrace.models.load import load_model
 from tailrace.models.quantise import quantise, rounded
 
+STEP_TOKENS = 512
+"""Tokens of a step, as `tailrace serve` has them unless told otherwise."""
+
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a model is, for people. Bytes are exact; KV is per sequence, keys and values of every layer in bf16, and a
-    layer with a window never needs more than that window."""
+    """What a model is, for people. Bytes are exact; KV is keys and values of every layer in bf16."""
 
     name: str
     path: Path
@@ -35,8 +38,18 @@ class ModelInfo:
     """Matrices that are quantised at load."""
     kv_bytes_per_token: int
     kv_bytes_per_context: int
+    """The most that a request of the whole context holds at a time, in whole pages; in layers with a window it holds
+    the window and what a step of `STEP_TOKENS` computes."""
+    groups: tuple[PageGroup, ...]
+    """Layers whose pages live equally long, for the whole context."""
     formats: dict[Format, tuple[int, int]]
     """Tensors and bytes of each format that is computed with, most bytes first."""
+
+    def pool_bytes(self, tokens: int, context: int | None = None) -> int:
+        """Bytes of the KV pools that `tailrace serve --kv-tokens` makes for so many tokens, of this served context."""
+        pages = tokens // PAGE_SIZE
+        context = min(context or self.config.max_context, pages * PAGE_SIZE)
+        return pool_bytes(page_groups(self.config.attentions, context), pages, context, STEP_TOKENS, 2)
 
 
 def describe(checkpoint: Checkpoint, quantize: str | None = None) -> ModelInfo:
@@ -53,7 +66,8 @@ def describe(checkpoint: Checkpoint, quantize: str | None = None) -> ModelInfo:
         tensors[weight.format] += 1
         sizes[weight.format] += stored_bytes(weight.format, weight.shape)
     layer_bytes = 2 * config.kv_heads * config.head_dim * 2
-    kept = [min(config.max_context, window or config.max_context) for window in config.windows]
+    groups = page_groups(config.attentions, config.max_context)
+    held = [(most_pages(group.window, config.max_context, STEP_TOKENS), group.layers) for group in groups]
     return ModelInfo(
         name=checkpoint.name,
         path=checkpoint.path,
@@ -65,6 +79,7 @@ def describe(checkpoint: Checkpoint, quantize: str | None = None) -> ModelInfo:
         stored_bytes=sum(stored_bytes(weight.format, weight.shape) for weight in stored.weights()),
         quantised=sum(1 for _ in rounded(model)),
         kv_bytes_per_token=layer_bytes * config.layers,
-        kv_bytes_per_context=layer_bytes * sum(kept),
+        kv_bytes_per_context=layer_bytes * PAGE_SIZE * sum(pages * len(layers) for pages, layers in held),
+        groups=groups,
         formats={kind: (tensors[kind], size) for kind, size in sizes.most_common()},
     )

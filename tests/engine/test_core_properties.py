@@ -81,6 +81,7 @@ def arrivals() -> st.SearchStrategy[Arrival]:
 def configs(draw: st.DrawFn, policy: str = "lru") -> EngineConfig:
     """Pools that are too small for what comes, with and without tenants' shares and pinned prefixes."""
     kv_tokens = draw(st.sampled_from([240, 256, 400, 1024, 4096]))
+    windows = draw(st.sampled_from([(), (), (1,), (20,), (100,), (40, 130)]))
     pinned = draw(st.sampled_from([(), (), (tuple(STEMS[0][:40]), tuple(STEMS[1][:16]))]))
     longest = kv_tokens - 2 * 48 if pinned else 230  # two tenants with three pages each
     return EngineConfig(
@@ -103,6 +104,7 @@ def configs(draw: st.DrawFn, policy: str = "lru") -> EngineConfig:
         kv_tenant_share=draw(st.sampled_from([1.0, 1.0, 0.3])),
         kv_pin=pinned,
         tenants=2,
+        windows=windows,
     )
 
 

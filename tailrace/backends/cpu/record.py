@@ -8,7 +8,7 @@ their output to int8 on the way where an integer kernel reads it, and rotations 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -111,12 +111,13 @@ class Place:
 
 @dataclass
 class Compiler:
-    """Writes recorded nodes into a native program. `packed` gives the tiles of a matrix, `floats` a vector's values."""
+    """Writes recorded nodes into a native program. `packed` gives the tiles of a matrix, `floats` a vector's values,
+    `groups` each layer's group and the number of its pages."""
 
     program: _kernels.Program
     packed: Callable[[Weight], NDArray[np.uint8]]
     floats: Callable[[Weight], NDArray[np.float32]]
-    pages: int
+    groups: Mapping[int, tuple[int, int]]
     max_context: int
     _places: dict[Node, Place] = field(default_factory=dict)
     _uses: Counter[Node] = field(default_factory=Counter)
@@ -317,7 +318,8 @@ class Compiler:
         spec = node.attention
         assert spec is not None
         q, k, v = inputs
-        pool = self.program.add_pool(self.pages, spec.kv_heads, spec.head_dim)
+        group, pages = self.groups[spec.layer]
+        pool = self.program.add_pool(pages, spec.kv_heads, spec.head_dim, group)
         self.program.attention(
             q.buffer,
             q.column,
