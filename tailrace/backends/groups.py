@@ -51,8 +51,8 @@ def page_groups(attentions: Iterable[Attention], context: int) -> tuple[PageGrou
 def layer_groups(
     groups: Sequence[PageGroup] | None, attentions: Iterable[Attention], pages: Pages
 ) -> dict[int, tuple[int, int]]:
-    """Each layer's group, by number, and the pages of its pool. Without `groups` all layers are in one, and windows only
-    hide what is kept all the same. ValueError where `pages` does not name one pool for each."""
+    """Each layer's group, by number, and the pages of its pool. Without `groups` all layers are in one, and windows
+    only hide what is kept all the same. ValueError where `pages` does not name one pool for each."""
     if groups is None:
         groups = (PageGroup(None, tuple(attentions)),)
     counts = (pages,) if isinstance(pages, int) else pages

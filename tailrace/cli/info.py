@@ -96,8 +96,14 @@ def rows(info: ModelInfo, kv_tokens: int | None = None) -> list[tuple[str, str]]
         ("weights", f"{output.size(info.weight_bytes)} ({bits:.2f} bits a parameter){_rounded(info)}"),
         *(("", line) for line in formats),
         ("KV", kv),
-        *([] if kv_tokens is None else [("KV pool", f"{output.size(info.pool_bytes(kv_tokens))} for {kv_tokens:,} tokens")]),
+        *_pool(info, kv_tokens),
     ]
+
+
+def _pool(info: ModelInfo, kv_tokens: int | None) -> list[tuple[str, str]]:
+    if kv_tokens is None:
+        return []
+    return [("KV pool", f"{output.size(info.pool_bytes(kv_tokens))} for {kv_tokens:,} tokens")]
 
 
 def _rounded(info: ModelInfo) -> str:

@@ -129,8 +129,8 @@ class EngineConfig:
             most = most_pages(window, self.max_context, self.step_tokens)
             if most + pinned > pages:
                 raise InvalidInput(
-                    f"layers with a window of {window} tokens need {most} pages for one request and {pinned} for pinned "
-                    f"prefixes, but their pool has {pages}",
+                    f"layers with a window of {window} tokens need {most} pages for one request and {pinned} for "
+                    f"pinned prefixes, but their pool has {pages}",
                     param="window_pages",
                 )
 

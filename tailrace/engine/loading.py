@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tailrace.backends import PAGE_SIZE, Backend, Pages
-from tailrace.backends.groups import PageGroup, affordable_pages, page_groups
+from tailrace.backends.groups import PageGroup, affordable_pages, page_groups, pages_for, pool_bytes
 from tailrace.engine.process import Loaded
 from tailrace.engine.protocol import KvPool
 from tailrace.engine.spec import EngineSpec
@@ -43,10 +43,10 @@ def pool_sizes(spec: EngineSpec, shape: ModelConfig, free: int) -> tuple[int, in
     (`backends.groups`). Raises ModelError where what was asked for cannot be."""
     context = spec.max_context or shape.max_context
     token_bytes = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, spec.kv_dtype)
+    groups, width = page_groups(shape.attentions, context), KV_BYTES[spec.kv_dtype]
     if spec.kv_tokens is not None:
         tokens = spec.kv_tokens
     else:
-        groups, width = page_groups(shape.attentions, context), KV_BYTES[spec.kv_dtype]
         affordable = affordable_pages(groups, int(free * POOL_SHARE), context, spec.step_tokens, width) * PAGE_SIZE
         tokens = min(max(context * POOL_CONTEXTS, 2 * spec.step_tokens), affordable)
     tokens = tokens // PAGE_SIZE * PAGE_SIZE
@@ -57,8 +57,9 @@ def pool_sizes(spec: EngineSpec, shape: ModelConfig, free: int) -> tuple[int, in
         )
     if context > tokens:
         if spec.max_context is not None and spec.kv_tokens is None:
+            needed = pool_bytes(groups, pages_for(context), context, spec.step_tokens, width)
             raise ModelError(
-                f"a context of {context} tokens needs {context * token_bytes >> 20} MiB of KV, more than "
+                f"a context of {context} tokens needs {needed >> 20} MiB of KV, more than "
                 f"{POOL_SHARE:.0%} of the free memory ({free >> 20} MiB): give --kv-tokens to insist, or a smaller "
                 "--max-context"
             )
@@ -161,11 +162,16 @@ def identity(spec: EngineSpec, backend: Backend, context: int, variant: str = ""
     return f"{files} {variant or 'stored'} {backend.name} {computed} {spec.kv_dtype} {context}".encode()
 
 
-def open_transfers(spec: EngineSpec, backend: Backend) -> Transfers | None:
+def open_transfers(spec: EngineSpec, backend: Backend, windows: tuple[int, ...] = ()) -> Transfers | None:
     """What moves pages between the pool and the disk, where `spec` names a directory. Raises InvalidInput where that
     cannot be used."""
     if spec.kv_disk is None:
         return None
+    if windows:
+        raise ModelError(
+            f"--kv-disk cannot keep pages of this model yet, since some layers have a window ({min(windows)} tokens): "
+            "leave it out"
+        )
     from tailrace.engine.transfer import Transfers
     from tailrace.kv.tiers.disk import DiskTier
 
@@ -248,7 +254,7 @@ def load(spec: EngineSpec) -> Loaded:
         token_bytes=opened.table,
         identity=identity(spec, backend, context, model.variant),
         publisher=publisher,
-        transfers=open_transfers(spec, backend),
+        transfers=open_transfers(spec, backend, config.windows),
     )
     lap("core")
     return Loaded(

@@ -22,11 +22,11 @@ ends or is preempted is free for the next to compute.
 Where a tier below the pool (`kv.tiers`) has pages beyond those that the index knows, a request may be admitted to load
 them (`offer` decides): it runs, holding all its pages, but computes nothing until they are there.
 
-Where layers have windows, each of their groups has a pool of its own (`kv.windows`). At admission a request gets as many
-pages there as its known tokens need at a time: its window and a step's. As it moves on it lets those go that no later
-token sees, and takes as many anew; where others hold on to what it has let go, that may need room as a decode does. A
-page is let go when the step after the last one that reads it is planned: whoever gets it writes it in that step or
-later.
+Where layers have windows, each of their groups has a pool of its own (`kv.windows`). At admission a request gets as
+many pages there as its known tokens need at a time: its window and a step's. As it moves on it lets those go that no
+later token sees, and takes as many anew; where others hold on to what it has let go, that may need room as a decode
+does. A page is let go when the step after the last one that reads it is planned: whoever gets it writes it in that step
+or later.
 """
 
 from __future__ import annotations
@@ -124,6 +124,7 @@ class Scheduler:
         self._arrivals = 0
         self._number = 0
         self._looked_up = 0
+        self._launched: Plan | None = None  # the step that runs, or ran last
         self._claim: Request | None = None
         self._behind_claim: set[str] = set()  # admitted since the claim was made
 
@@ -219,7 +220,7 @@ class Scheduler:
     def _grow(self, request: Request, plan: Plan) -> bool:
         """One more page for a decode, by preempting juniors if need be. False: it stalls."""
         while not self._make_room(1):
-            if not self._give_way(request, plan):
+            if not (self.windows and self._replace_followed(request)) and not self._give_way(request, plan):
                 return False
         request.pages += self.pool.take(1)
         return True
@@ -227,25 +228,24 @@ class Scheduler:
     def _give_way(self, request: Request, plan: Plan) -> bool:
         """Somebody loses pages, so that a request may have another. False where it is the most junior: it stalls."""
         victim = self.running[-1]  # the most junior: never a protected one, since those never grow
-        if victim is not request:
-            self.preempt(victim, plan, "pages")
-        elif not (self.windows and self._follow_no_more(request)):
+        if victim is request:
             request.cause = "pages"
             return False
+        self.preempt(victim, plan, "pages")
         return True
 
-    def _follow_no_more(self, request: Request) -> bool:
-        """Lets known pages go that a request only follows, having computed equal ones (`_publish`). False where there
+    def _replace_followed(self, request: Request) -> bool:
+        """Known pages that a request only follows, having computed equal ones (`_publish`), give way to these where no
+        other request holds them, and where no step that may still fail was to write the equal one. False where there
         are none."""
-        pairs = zip(request.path, request.pages, strict=False)
-        first = next((at for at, (node, page) in enumerate(pairs) if node.page != page), None)
-        if first is None:
-            return False
-        self.index.unpin(request.path[first:])
-        del request.path[first:]
-        request.private = True
-        self._compute_no_more(request)
-        return True
+        chunk = self._launched.chunks.get(request.id) if self._launched is not None else None
+        written = (chunk.begin if chunk is not None else request.computed) // PAGE_SIZE
+        done = False
+        for node, page in zip(request.path[:written], request.pages, strict=False):
+            if node.page != page and node.pins - node.kept == 1:
+                self.index.replace(node, page)
+                done = True
+        return done
 
     def _slide(self, request: Request, count: int, plan: Plan) -> bool:
         """Moves a request's windows on to its next token, lets go what no later one sees, and sees to it that there are
@@ -596,6 +596,7 @@ class Scheduler:
         """The plan is about to run, all values of its tokens are known: pages that it completes are known from now."""
         if not self.config.prefix_cache:
             return
+        self._launched = plan
         for chunk in plan.chunks.values():
             request = chunk.request
             if chunk.end // PAGE_SIZE > len(request.path):

@@ -234,6 +234,12 @@ class PrefixIndex:
         self.pin((node,))
         return node
 
+    def replace(self, node: Node, page: int) -> None:
+        """A known page gives way to an equal one, which is complete. Nobody may hold the old one but the index."""
+        self._pool.share((page,))
+        self._pool.release((node.page,))
+        node.page = page
+
     def pin(self, path: Sequence[Node]) -> None:
         """One more pin on each node of a path that begins at a first page: none of them is evicted until `unpin`. The
         caller shares the pages in the pool itself."""

@@ -91,8 +91,8 @@ class WindowIndex:
         return len(self._sides)
 
     def has(self, path: Sequence[Node], count: int) -> int:
-        """`count` where a sequence can go on after the first `count` nodes of the path with what is known here; else the
-        number of the last node whose side it lacks: it can go on after no more than that."""
+        """`count` where a sequence can go on after the first `count` nodes of the path with what is known here; else
+        the number of the last node whose side it lacks: it can go on after no more than that."""
         number = self.number
         for at in range(count - 1, self.first(count) - 1, -1):
             sides = path[at].sides
@@ -147,8 +147,8 @@ class WindowIndex:
                 tree = side.node.tree
         if self._share is not None and tree is not None:
             leaves = self._of_tenant[tree]
-            while leaves.count > self._share and (side := self._pop(leaves)) is not None:
-                self._forget(side, "quota")
+            while leaves.count > self._share and (least := self._pop(leaves)) is not None:
+                self._forget(least, "quota")
 
     def advance(self, now: float) -> None:
         """It is `now`: forgets unpinned sides that the policy calls overdue."""

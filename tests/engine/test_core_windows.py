@@ -1,5 +1,5 @@
-"""Layers with a window: their pages are let go as requests move on, prefixes are found as far as the windows reach back,
-and tokens are what they are with every page kept."""
+"""Layers with a window: their pages are let go as requests move on, prefixes are found as far as the windows reach
+back, and tokens are what they are with every page kept."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ def test_a_request_that_is_done_leaves_its_last_window_to_the_next_turn() -> Non
 
 
 def test_a_prefix_is_found_as_far_as_a_window_has_its_pages() -> None:
-    """A pool of three windows: what lies further back in a long prompt is gone in that group, and known in the other."""
+    """A pool of three windows: what lies further back in a long prompt is gone there, and known in full attention."""
     config = EngineConfig(
         kv_tokens=4096, max_context=2048, step_tokens=128, max_running=4, windows=(WINDOW,), window_pages=(36,)
     )
     driver = Driver(config)
     driver.submit("a", LONG, 8)
     driver.run()
-    driver.submit("early", LONG[:800] + [9], 8)
+    driver.submit("early", [*LONG[:800], 9], 8)
     driver.run()
     driver.assert_alone()
     assert driver.first["early"].cached < 800
@@ -89,10 +89,10 @@ def test_what_a_prefix_lacked_is_given_back_to_it() -> None:
     for number in range(2):
         driver.submit(f"a{number}", LONG, 8)
         driver.run()
-        driver.submit(f"early{number}", LONG[:800] + [number], 8)
+        driver.submit(f"early{number}", [*LONG[:800], number], 8)
         driver.run()
     pages = len(driver.core.scheduler.index)
-    driver.submit("early2", LONG[:800] + [7, 7], 8)
+    driver.submit("early2", [*LONG[:800], 7, 7], 8)
     driver.run()
     driver.assert_alone()
     assert driver.first["early2"].cached == 800
@@ -100,21 +100,23 @@ def test_what_a_prefix_lacked_is_given_back_to_it() -> None:
     driver.assert_at_rest()
 
 
-def test_one_that_follows_known_pages_gives_way_where_there_is_no_other_room() -> None:
+def test_known_pages_that_a_request_follows_give_way_to_its_own_where_there_is_no_other_room() -> None:
     """Alone in a pool that cannot hold its own pages and the equal ones that it follows: it must still end."""
     config = EngineConfig(
-        kv_tokens=1024, max_context=1024, step_tokens=64, max_running=2, windows=(WINDOW,), window_pages=(30,)
+        kv_tokens=1024, max_context=1024, step_tokens=64, max_running=2, windows=(WINDOW,), window_pages=(15,)
     )
     driver = Driver(config)
     driver.submit("a", LONG[:400], 1)
     driver.run()
-    for number in range(3):  # the sides of the prefix go, its pages stay
+    for number in range(2):  # the sides of the prefix go, its pages stay
         driver.submit(f"other{number}", [number, 5] * 30, 30)
         driver.run()
-    driver.submit("b", LONG[:400] + [1] * 100, 500)
+    driver.submit("b", LONG[:400] + [1] * 100, 520)
     driver.run()
     driver.assert_alone()
     driver.assert_at_rest()
+    assert driver.first["b"].cached == 0
+    assert len(driver.core.scheduler.index) == 1019 // PAGE_SIZE
 
 
 @pytest.mark.parametrize("cache", [True, False])

@@ -55,8 +55,9 @@ def as_floats(weight: Weight) -> NDArray[np.float32]:
 class CpuBackend:
     """Runs batches of a model on this machine's cores. Bitwise batch-invariant.
 
-    `pages`: size of the KV pool; one for each of `groups` where there are several. `step_tokens`: most tokens of one batch. `max_running`: most sequences of one batch.
-    `kernels`: one of `available_kernels()`; None takes the best. `cache_dir`: where repacked weights are kept; None
+    `pages`: size of the KV pool; one for each of `groups` where there are several. `step_tokens`: most tokens of one
+    batch. `max_running`: most sequences of one batch. `kernels`: one of `available_kernels()`; None takes the best.
+    `cache_dir`: where repacked weights are kept; None
     keeps none, and `variant` is part of the file's name where the weights are not as the model's files have them.
     `vocab_limit`: token ids at or past it are never drawn (padding rows of the head). `nodes`: the NUMA nodes to use,
     by default those that the calling thread is allowed on; that thread is bound to the first one if they are several
