@@ -545,8 +545,12 @@ class EngineCore:
                 transfers.tier.lookup(request.chain, 0, len(found))  # they are in use
                 nodes += found
         for node in nodes + plan.inserted:
-            if node.alive:
+            if node.alive and not self.scheduler.windows:
                 transfers.store(key_of(node), node.page)
+        for node in [*nodes, *(side.node for side in plan.sides)]:
+            pages = [side.page for side in node.sides or () if side is not None]
+            if node.alive and pages and len(pages) == len(self.scheduler.windows):  # else it is of no use
+                transfers.store(key_of(node), (node.page, *pages))
 
     # --- news
 

@@ -162,16 +162,11 @@ def identity(spec: EngineSpec, backend: Backend, context: int, variant: str = ""
     return f"{files} {variant or 'stored'} {backend.name} {computed} {spec.kv_dtype} {context}".encode()
 
 
-def open_transfers(spec: EngineSpec, backend: Backend, windows: tuple[int, ...] = ()) -> Transfers | None:
+def open_transfers(spec: EngineSpec, backend: Backend) -> Transfers | None:
     """What moves pages between the pool and the disk, where `spec` names a directory. Raises InvalidInput where that
     cannot be used."""
     if spec.kv_disk is None:
         return None
-    if windows:
-        raise ModelError(
-            f"--kv-disk cannot keep pages of this model yet, since some layers have a window ({min(windows)} tokens): "
-            "leave it out"
-        )
     from tailrace.engine.transfer import Transfers
     from tailrace.kv.tiers.disk import DiskTier
 
@@ -254,7 +249,7 @@ def load(spec: EngineSpec) -> Loaded:
         token_bytes=opened.table,
         identity=identity(spec, backend, context, model.variant),
         publisher=publisher,
-        transfers=open_transfers(spec, backend, config.windows),
+        transfers=open_transfers(spec, backend),
     )
     lap("core")
     return Loaded(

@@ -36,7 +36,7 @@ from bisect import insort
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from tailrace.backends import PAGE_SIZE
+from tailrace.backends import PAGE_SIZE, Pages
 from tailrace.backends.groups import first_page, most_pages
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.fairness import FairOrder
@@ -388,24 +388,26 @@ class Scheduler:
             if len(hits) < limit and chain.digests[len(hits)] in self._computing:
                 request.blocked_on = chain.digests[len(hits)]
                 return "prefix"
-            if len(hits) < limit and request.loadable:
+            if len(hits) < limit and request.loadable and not (self.windows and request.protected):
                 offered = self.offer(chain, len(hits), limit)
                 request.loadable = bool(offered[0]) or not offered[1]
         todo = request.expected - (len(hits) + offered[0]) * PAGE_SIZE
         ahead = sum(left for left in remaining if left <= todo)
         if ahead >= room * (1.0 - self.config.oldest_share) and remaining and request.passed < self.config.max_passed:
             return "budget"
-        if not self._fits(request, hits):
-            if not (self.windows and request.protected and hits and self._fits(request, [])):
+        after = len(hits) + offered[0]
+        if not self._fits(request, hits, after):
+            if not (self.windows and request.protected and hits and self._fits(request, [], 0)):
                 return "pages"
-            hits = []  # nobody else may hold a page of its windows: it has to go on whatever they do
-        self._enter(request, hits)
+            hits, after = [], 0  # nobody else may hold a page of its windows: it has to go on whatever they do
+        self._enter(request, hits, after)
         if offered[0]:
             self._load(request, *offered)
         return ""
 
-    def _fits(self, request: Request, hits: list[Node]) -> bool:
-        """Whether its pages can be had, with one in hand for each running request that may grow, beside the claim."""
+    def _fits(self, request: Request, hits: list[Node], after: int) -> bool:
+        """Whether the pages can be had of a request that computes what comes after so many, with one in hand for each
+        running request that may grow, beside the claim."""
         unpinned = 0
         for node in reversed(hits):
             if node.pins:
@@ -417,9 +419,9 @@ class Scheduler:
         if self._pages_wanted(request) - len(hits) > available:
             return False
         for window, size in zip(self.windows, self.config.windows, strict=True):
-            sides = window.of(hits)
+            sides = window.of(hits, after)
             available = window.pool.free + window.evictable - sum(not side.pins for side in sides) - spare
-            if self._sliding_wanted(request, size, len(hits), len(sides)) > available:
+            if self._sliding_wanted(request, size, after, len(sides)) > available:
                 return False
         if claim is None or claim is request:
             return True
@@ -432,22 +434,23 @@ class Scheduler:
             for window, size, kept in zip(self.windows, self.config.windows, pinned, strict=True)
         )
 
-    def _sliding_wanted(self, request: Request, window: int, hits: int, shared: int) -> int:
-        """Pages that a request takes in a sliding group when it enters with `hits` pages found, of which it holds
-        `shared` there: as many as its known tokens need at a time; all that it can ever need at a time where it is
-        protected, whatever becomes of the shared ones."""
+    def _sliding_wanted(self, request: Request, window: int, after: int, shared: int) -> int:
+        """Pages that a request takes in a sliding group when it enters to compute what comes after so many, of which
+        it holds `shared` there: as many as its known tokens need at a time; all that it can ever need at a time where
+        it is protected, whatever becomes of the shared ones."""
         step = self.config.step_tokens
         if request.protected:
-            return min(pages_for(request.limit - 1) - hits, most_pages(window, request.limit, step))
-        first = first_page(window, hits * PAGE_SIZE)
+            return min(pages_for(request.limit - 1) - after, most_pages(window, request.limit, step))
+        first = first_page(window, after * PAGE_SIZE)
         return max(0, min(pages_for(request.expected) - first, most_pages(window, request.expected, step)) - shared)
 
     def _pages_wanted(self, request: Request) -> int:
         """Pages of the tokens known; all that it can ever need where it is protected."""
         return pages_for(request.limit - 1 if request.protected else request.expected)
 
-    def _enter(self, request: Request, hits: list[Node]) -> None:
-        """A waiting request gets its pages, its pins and its slot, and runs."""
+    def _enter(self, request: Request, hits: list[Node], after: int) -> None:
+        """A waiting request gets its pages, its pins and its slot, and runs. It computes what comes after so many
+        pages: those beyond the hits will be loaded."""
         self.index.pin(hits)
         request.path = hits
         request.pages = [node.page for node in hits]
@@ -456,7 +459,7 @@ class Scheduler:
         if not self._make_room(new):
             raise AssertionError("admitted without room")
         request.pages += self.pool.take(new)
-        self._open_windows(request, hits)
+        self._open_windows(request, hits, after)
         request.computed = request.hit = len(hits) * PAGE_SIZE
         request.waited_for = request.cause
         if request.chain is not None:
@@ -481,17 +484,20 @@ class Scheduler:
         elif self._claim is not None:
             self._behind_claim.add(request.id)
 
-    def _open_windows(self, request: Request, hits: list[Node]) -> None:
-        """Its pages in the sliding groups: those of the hits that it goes on to see, and as many more as it needs."""
+    def _open_windows(self, request: Request, hits: list[Node], after: int) -> None:
+        """Its pages in the sliding groups: those of the hits that it goes on to see, those that will be loaded, and as
+        many more as it needs."""
         request.tables = []
         for window, size in zip(self.windows, self.config.windows, strict=True):
-            sides = window.of(hits)
+            sides = window.of(hits, after)
             window.pin(sides)
             window.pool.share([side.page for side in sides])
-            new = self._sliding_wanted(request, size, len(hits), len(sides))
+            new = self._sliding_wanted(request, size, after, len(sides))
             if not window.make_room(new):
                 raise AssertionError("admitted without room")
-            table = WindowTable(first_page(size, len(hits) * PAGE_SIZE), sides, window.pool.take(new))
+            table = WindowTable(first_page(size, after * PAGE_SIZE), sides, window.pool.take(new))
+            while len(table.pages) < after:
+                table.extend()
             request.tables.append(table)
 
     def _close_windows(self, request: Request) -> None:
@@ -507,9 +513,16 @@ class Scheduler:
         """The pages after those that the index knew are to be loaded before anything is computed."""
         chain, first = request.chain, len(request.path)
         assert chain is not None
-        pages = request.pages[first : first + count]
+        pages: list[Pages] = list(request.pages[first : first + count])
+        if request.tables:  # what their windows do not reach back to is left out
+            sliding = [
+                [-1 if at < table.first else table.pages[at] for at in range(first, first + count)]
+                for table in request.tables
+            ]
+            pages = list(zip(request.pages[first : first + count], *sliding, strict=True))
         load = Load(request, first, pages, [key_at(chain, at) for at in range(first, first + count)], predicted)
-        self.pool.share(pages)
+        for pool, held in zip(self._pools, self._held_by(load), strict=True):
+            pool.share(held)
         self.loads.append(load)
         self.unbegun.append(load)
         request.loading = load
@@ -522,6 +535,9 @@ class Scheduler:
         if request.loading is not load:
             return 0
         request.loading = None
+        if request.tables and load.done < len(load.pages):  # it has no windows but at the end of what was to come
+            self.give_up(request)
+            return 0
         tokens = load.done * PAGE_SIZE
         request.computed += tokens
         request.hit += tokens
@@ -541,7 +557,18 @@ class Scheduler:
 
     def _let_go(self, load: Load) -> None:
         self.loads.remove(load)
-        self.pool.release(load.pages)
+        for pool, held in zip(self._pools, self._held_by(load), strict=True):
+            pool.release(held)
+
+    @property
+    def _pools(self) -> list[PagePool]:
+        """That of full attention, and those of the sliding groups."""
+        return [self.pool, *(window.pool for window in self.windows)]
+
+    def _held_by(self, load: Load) -> list[list[int]]:
+        """A load's pages in each pool."""
+        rows = [(page,) if isinstance(page, int) else page for page in load.pages]
+        return [[page for page in column if page >= 0] for column in zip(*rows, strict=True)]
 
     # --- leaving
 
@@ -666,7 +693,8 @@ class Scheduler:
     def check_integrity(self) -> None:
         """AssertionError unless pages, pins, slots and states agree. Cheap enough to run at idle."""
         tables: Iterable[list[int]] = [r.pages for r in self.running]
-        self.pool.check_integrity([*tables, self.index.pages(), *(load.pages for load in self.loads)])
+        loads = [self._held_by(load) for load in self.loads]
+        self.pool.check_integrity([*tables, self.index.pages(), *(held[0] for held in loads)])
         self.index.check_integrity(r.path for r in self.running)
         self._check_windows()
         for request in self.running:
@@ -688,10 +716,13 @@ class Scheduler:
         nodes = self.index.nodes() if self.windows else []
         for at, (window, size) in enumerate(zip(self.windows, self.config.windows, strict=True)):
             tables = [r.tables[at] for r in self.running]
-            window.pool.check_integrity([*(table.held for table in tables), window.pages()])
+            loads = [self._held_by(load)[1 + at] for load in self.loads]
+            window.pool.check_integrity([*(table.held for table in tables), window.pages(), *loads])
             window.check_integrity((table.sides for table in tables), nodes)
             for request, table in zip(self.running, tables, strict=True):
-                assert table.first <= first_page(size, request.computed), "a page was let go that is still seen"
+                load = request.loading
+                goes_on = request.computed if load is None else (load.first + len(load.pages)) * PAGE_SIZE
+                assert table.first <= first_page(size, goes_on), "a page was let go that is still seen"
                 assert not any(table.pages[: table.first])
                 assert len(table.sides) == len(table.pages)
                 for page, side in zip(table.pages, table.sides, strict=True):

@@ -21,7 +21,7 @@ from tailrace.kv.cost import LoadCost
 from tailrace.kv.tiers import PageKey, Tier, TierStats
 
 if TYPE_CHECKING:
-    from tailrace.backends import Backend
+    from tailrace.backends import Backend, Pages
     from tailrace.engine.request import Request
 
 QUEUE_BYTES = 64 << 20
@@ -52,7 +52,7 @@ class Load:
     )
 
     def __init__(
-        self, request: Request, first: int, pages: Sequence[int], keys: Sequence[PageKey], predicted: float
+        self, request: Request, first: int, pages: Sequence[Pages], keys: Sequence[PageKey], predicted: float
     ) -> None:
         self.request = request
         self.first = first
@@ -168,7 +168,7 @@ class Transfers:
                 self._busy = on
                 self._wake.notify()
 
-    def store(self, key: PageKey, page: int) -> None:
+    def store(self, key: PageKey, page: Pages) -> None:
         """Copies a complete page out of the pool and queues it, unless the tier has it or is about to."""
         if key.digest in self._waiting or self.tier.holds(key.digest):
             return

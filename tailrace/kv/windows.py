@@ -100,9 +100,9 @@ class WindowIndex:
                 return at
         return count
 
-    def of(self, path: Sequence[Node]) -> list[Side]:
-        """The sides that a sequence needs which goes on after the path; it has them (`has`)."""
-        found = [node.sides[self.number] for node in path[self.first(len(path)) :] if node.sides is not None]
+    def of(self, path: Sequence[Node], count: int) -> list[Side]:
+        """The sides of a usable path that a sequence needs which goes on after `count` pages, the path and no fewer."""
+        found = [node.sides[self.number] for node in path[self.first(count) :] if node.sides is not None]
         return [side for side in found if side is not None]
 
     def insert(self, node: Node, page: int) -> Side | None:

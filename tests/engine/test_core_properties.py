@@ -142,7 +142,8 @@ def check(driver: Driver, scenario: list[Arrival], config: EngineConfig) -> None
         assert sum(kind in (EventKind.FINISHED, EventKind.FAILED) for kind in kinds) == 1
         assert kinds[-1] in (EventKind.FINISHED, EventKind.FAILED)
         assert kinds.count(EventKind.TOKEN) == len(driver.tokens[request])
-        assert kinds.count(EventKind.PREEMPTED) <= config.max_preemptions
+        lost = [event for event in driver.events_of(request, EventKind.PREEMPTED) if event.cause != "kv_load"]
+        assert len(lost) <= config.max_preemptions
         if driver.finish_of(request) in ("stop", "length"):
             times = [event.at for event in driver.events_of(request)]
             assert times == sorted(times)

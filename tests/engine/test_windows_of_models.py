@@ -4,7 +4,7 @@ every page, whatever is let go, found again, preempted or aborted; and pools are
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tailrace.backends.cpu import CpuBackend
 from tailrace.backends.groups import page_groups
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.core import EngineCore
-from tailrace.engine.loading import load, pool_sizes
+from tailrace.engine.loading import load, open_transfers, pool_sizes
 from tailrace.engine.protocol import SamplingParams, Submit
 from tailrace.engine.spec import EngineSpec
 from tailrace.models import describe, load_model, open_checkpoint
@@ -44,9 +44,17 @@ def requests() -> list[Submit]:
 
 
 def served(
-    name: str, config: EngineConfig, submits: Sequence[Submit], *, grouped: bool, abort: bool = False
+    name: str,
+    config: EngineConfig,
+    submits: Sequence[Submit],
+    *,
+    grouped: bool,
+    abort: bool = False,
+    disk: Path | None = None,
+    found: Callable[[int], object] = lambda _: None,
 ) -> dict[str, Got]:
-    """Each request's tokens and log-probabilities; books are checked after every step."""
+    """Each request's tokens and log-probabilities; books are checked after every step. `found` is told how many prompt
+    tokens came from `disk`."""
     model = load_model(open_checkpoint(GOLDEN / "models" / name), max_context=CONTEXT)
     groups = page_groups(model.attentions, CONTEXT) if grouped else None
     backend = CpuBackend(
@@ -58,11 +66,13 @@ def served(
         max_running=config.max_running,
         threads=2,
     )
-    core = EngineCore(backend, config, eos_ids=(), vocab_size=model.vocab, identity=b"m")
+    transfers = open_transfers(EngineSpec("", kv_disk=str(disk) if disk else None), backend)
+    core = EngineCore(backend, config, eos_ids=(), vocab_size=model.vocab, identity=b"m", transfers=transfers)
+    core.settle()
     got: dict[str, Got] = {submit.request: ([], []) for submit in submits}
     waiting = list(submits)
     step = 0
-    while waiting or core.has_work:
+    while waiting or core.has_work or not core.idle:
         if waiting and step % 3 == 0:
             core.submit(waiting.pop(0))
         if abort and step % 17 == 16:
@@ -77,6 +87,7 @@ def served(
     if grouped and len(config.windows) and config.prefix_cache:
         assert core.scheduler.prefix_hits or abort
     gauges = core.gauges
+    found(core.scheduler.prefix_loads)
     assert gauges.used_pages == 0
     assert all(window.used_pages == 0 for window in gauges.windows)
     core.close()
@@ -115,6 +126,17 @@ def test_aborted_requests_leave_the_others_as_they_are(alone: tuple[str, dict[st
         assert tokens == want[request][0][: len(tokens)]
         assert logprobs == want[request][1][: len(logprobs)]
     assert any(len(tokens) < len(want[request][0]) for request, (tokens, _) in found.items())
+
+
+def test_from_disk_too(alone: tuple[str, dict[str, Got]], tmp_path: Path) -> None:
+    """What one engine has stored, another resumes from, also where its own windows have long moved on."""
+    name, want = alone
+    loaded: list[int] = []
+    for tokens in (4096, 4096, 640):
+        config = EngineConfig(kv_tokens=tokens, max_context=CONTEXT, step_tokens=48, max_running=4, windows=(16,))
+        assert served(name, config, requests(), grouped=True, disk=tmp_path, found=loaded.append) == want
+    assert loaded[1] > 300
+    assert loaded[2] > 0
 
 
 def folder(tmp_path: Path, name: str) -> Path:

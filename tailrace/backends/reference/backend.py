@@ -21,9 +21,9 @@ VERSION = 1
 class ReferenceBackend(Inline):
     """Runs a model in numpy. `pages` is the number of KV pages of PAGE_SIZE tokens, one for each of `groups` where
     there are several; `dtype` is that of all arithmetic; with `kv_dtype` "bf16" keys and values are rounded to it
-    before anything reads them. `quantised_activations` rounds the input of linear layers with quantised weights as the cpu
-    backend does. `batch_invariant` computes row by row: slower, and then a request's bits do not depend on its company.
-    `vocab_limit`: token ids at or past it are never drawn (padding rows of the head)."""
+    before anything reads them. `quantised_activations` rounds the input of linear layers with quantised weights as the
+    cpu backend does. `batch_invariant` computes row by row: slower, and then a request's bits do not depend on its
+    company. `vocab_limit`: token ids at or past it are never drawn (padding rows of the head)."""
 
     name = "reference"
     kernels = "numpy"
