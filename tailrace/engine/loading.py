@@ -219,6 +219,10 @@ def load(spec: EngineSpec) -> Loaded:
 
     kv_tokens, context = pool_sizes(spec, shape, available_memory())
     groups = page_groups(shape.attentions, context)
+    if spec.kv_disk is not None and len(groups) > 1:
+        raise ModelError(
+            "--kv-disk is not for models in which layers have a window within the served context yet: leave it out"
+        )
     config = EngineConfig(
         kv_tokens=kv_tokens,
         max_context=context,

@@ -19,6 +19,7 @@ from tailrace.engine.loading import load, open_transfers, pool_sizes
 from tailrace.engine.protocol import SamplingParams, Submit
 from tailrace.engine.spec import EngineSpec
 from tailrace.models import describe, load_model, open_checkpoint
+from tailrace.terms import ModelError
 from tests.models import random_llama
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -145,6 +146,12 @@ def folder(tmp_path: Path, name: str) -> Path:
     shutil.copytree(GOLDEN / "models" / name, tmp_path / name)
     shutil.copy(made / "tokenizer.json", tmp_path / name / "tokenizer.json")
     return tmp_path / name
+
+
+def test_a_disk_is_refused_so_far(tmp_path: Path) -> None:
+    path = folder(tmp_path, "qwen2-window")
+    with pytest.raises(ModelError, match="--kv-disk is not for models"):
+        load(EngineSpec(str(path), cache_dir=str(tmp_path / "cache"), kv_tokens=512, kv_disk=str(tmp_path / "kv")))
 
 
 @pytest.mark.parametrize("tokens", [512, 4096])
