@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tailrace.backends import PAGE_SIZE, Batch, Inline, Result, Sampling
+from tailrace.backends import PAGE_SIZE, Batch, Inline, Pages, Result, Sampling
+from tailrace.backends.groups import first_page
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.core import EngineCore
 from tailrace.engine.protocol import Output, SamplingParams, Submit, TokenLogprob, Tokens
@@ -85,6 +86,9 @@ class FakeBackend(Inline):
     """Implements `Backend`. `duration` gives a step's fake seconds, which pass on `clock`; `fail` is asked before every
     step, and what it returns is raised.
 
+    `windows` are pairs of a window and the pages of its pool: layers that keep the same numbers as full attention does,
+    in pages of their own, and have to find them there as far as their window reaches back.
+
     Breaking a rule of the pages raises, and is kept in `violations`, since the engine turns what a backend raises into
     failed requests.
     """
@@ -104,8 +108,11 @@ class FakeBackend(Inline):
         duration: Callable[[Batch], float] | None = None,
         fail: Callable[[Batch], Exception | None] | None = None,
         max_wanted: int | None = None,
+        windows: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.vocab = vocab
+        self.windows = [window for window, _ in windows]
+        self.sliding = [np.full((2, count, PAGE_SIZE), -1, np.int32) for _, count in windows]  # tokens and positions
         self.tokens = np.full((pages, PAGE_SIZE), -1, np.int32)
         self.positions = np.full((pages, PAGE_SIZE), -1, np.int32)
         self.violations: list[str] = []
@@ -118,18 +125,30 @@ class FakeBackend(Inline):
 
     @property
     def page_bytes(self) -> int:
-        return 8 * PAGE_SIZE
+        return 8 * PAGE_SIZE * (1 + len(self.windows))
 
     numerics = "fake-1"
 
-    def read_page(self, page: int, out: bytearray | None = None) -> bytearray:
+    def read_page(self, page: Pages, out: bytearray | None = None) -> bytearray:
         out = bytearray(self.page_bytes) if out is None else out
-        out[:] = self.tokens[page].tobytes() + self.positions[page].tobytes()
+        pages = (page,) if isinstance(page, int) else page
+        out[:] = b"".join(
+            tokens[one].tobytes() + positions[one].tobytes()
+            for one, (tokens, positions) in zip(pages, self._groups, strict=True)
+        )
         return out
 
-    def write_page(self, page: int, data: bytes | bytearray | memoryview) -> None:
+    def write_page(self, page: Pages, data: bytes | bytearray | memoryview) -> None:
         self._require(len(data) == self.page_bytes, "a page's data has the wrong size")
-        self.tokens[page], self.positions[page] = np.frombuffer(data, np.int32).reshape(2, PAGE_SIZE)
+        pages = (page,) if isinstance(page, int) else page
+        parts = np.frombuffer(data, np.int32).reshape(-1, 2, PAGE_SIZE)
+        for one, part, (tokens, positions) in zip(pages, parts, self._groups, strict=True):
+            if one >= 0:
+                tokens[one], positions[one] = part
+
+    @property
+    def _groups(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        return [(self.tokens, self.positions), *((group[0], group[1]) for group in self.sliding)]
 
     def run(self, batch: Batch) -> Result:
         if self._clock is not None and self._duration is not None:
@@ -140,7 +159,10 @@ class FakeBackend(Inline):
         self.computed += len(batch.tokens)
         self.steps.append((len(batch.context), len(batch.tokens)))
         self._check_shapes(batch)
-        self._write(batch)
+        self._write(batch.tables[:, : self._width(batch)], batch, None, self.tokens, self.positions)
+        for group, (window, (tokens, positions)) in enumerate(zip(self.windows, self.sliding, strict=True)):
+            table = self._columns(batch, group + 1)
+            self._write(table, batch, window, tokens, positions)
         return self._sample(batch)
 
     def _require(self, holds: bool, what: str) -> None:
@@ -168,24 +190,36 @@ class FakeBackend(Inline):
             self._require(start.shape == (wanted + 1,) and int(start[-1]) == len(tokens), "CSR")
         self._require(bool((sampling.bias_token < self.vocab).all()), "a bias on an id that does not exist")
 
-    def _write(self, batch: Batch) -> None:
+    def _width(self, batch: Batch) -> int:
+        return batch.tables.shape[1] // (1 + len(self.windows))
+
+    def _columns(self, batch: Batch, group: int) -> np.ndarray:
+        """A group's block tables."""
+        width = self._width(batch)
+        return batch.tables[:, group * width : (group + 1) * width]
+
+    def _write(
+        self, tables: np.ndarray, batch: Batch, window: int | None, tokens: np.ndarray, positions: np.ndarray
+    ) -> None:
         written: dict[int, int] = {}
         read: dict[int, set[int]] = {}
         for s, begin in enumerate(batch.context.tolist()):
             fresh = batch.tokens[batch.starts[s] : batch.starts[s + 1]]
             end = begin + len(fresh)
-            table = batch.tables[s]
+            table = tables[s]
             self._require(-(-end // PAGE_SIZE) <= len(table), "a block table is too short")
-            used = table[: -(-end // PAGE_SIZE)].tolist()
+            first = 0 if window is None else first_page(window, begin)
+            self._require(not table[:first].any(), "a page that was let go is in the table")
+            used = table[first : -(-end // PAGE_SIZE)].tolist()
             self._require(len(set(used)) == len(used), "a page is in one table twice")
-            for page in used[begin // PAGE_SIZE :]:
+            for page in used[begin // PAGE_SIZE - first :]:
                 self._require(page not in written, f"page {page} is written by two sequences")
                 written[page] = s
             for page in used:
                 read.setdefault(page, set()).add(s)
             at = np.arange(begin, end)
-            self.tokens[table[at // PAGE_SIZE], at % PAGE_SIZE] = fresh
-            self.positions[table[at // PAGE_SIZE], at % PAGE_SIZE] = at
+            tokens[table[at // PAGE_SIZE], at % PAGE_SIZE] = fresh
+            positions[table[at // PAGE_SIZE], at % PAGE_SIZE] = at
         for page, writer in written.items():
             self._require(read[page] == {writer}, f"page {page} is written by one sequence and read by another")
 
@@ -194,7 +228,13 @@ class FakeBackend(Inline):
         at = np.arange(end)
         pages, slots = batch.tables[s][at // PAGE_SIZE], at % PAGE_SIZE
         self._require(bool((self.positions[pages, slots] == at).all()), "a page holds other positions than it should")
-        return self.tokens[pages, slots].tobytes()
+        sequence = self.tokens[pages, slots]
+        for group, (window, (tokens, positions)) in enumerate(zip(self.windows, self.sliding, strict=True)):
+            seen = at[first_page(window, int(batch.context[s])) * PAGE_SIZE :]
+            pages, slots = self._columns(batch, group + 1)[s][seen // PAGE_SIZE], seen % PAGE_SIZE
+            self._require(bool((positions[pages, slots] == seen).all()), "a window's page holds other positions")
+            self._require(bool((tokens[pages, slots] == sequence[seen]).all()), "a window's page holds other tokens")
+        return sequence.tobytes()
 
     def _sample(self, batch: Batch) -> Result:
         sampling, wanted = batch.sampling, batch.wanted.tolist()
@@ -328,7 +368,13 @@ class Driver:
         self._steps = 0
         self.clock = clock or FakeClock()
         self.backend = FakeBackend(
-            config.pages, vocab, clock=self.clock, duration=duration, fail=fail, max_wanted=config.max_wanted
+            config.pages,
+            vocab,
+            clock=self.clock,
+            duration=duration,
+            fail=fail,
+            max_wanted=config.max_wanted,
+            windows=list(zip(config.windows, config.sliding_pages, strict=True)),
         )
         self.transfers = Transfers(tier, self.backend, clock=self.clock, thread=False) if tier is not None else None
         self.core = EngineCore(

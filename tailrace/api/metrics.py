@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from tailrace.engine.protocol import Gauges, Ready, TierGauges
+from tailrace.engine.protocol import Gauges, Ready, TierGauges, WindowGauges
 from tailrace.kv.prefix import CAUSES
 from tailrace.ledger.timeline import Fold, Timeline
 from tailrace.terms import Event, EventKind, Phase
@@ -368,6 +368,27 @@ class _Families:
             misses.add_metric([cause], count)
         yield misses
 
+    def _groups(self, now: Gauges) -> Iterator[Metric]:
+        """Pages and bytes by group of layers, where a model has layers with a window."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        if not now.windows:
+            return
+        pages = GaugeMetricFamily(
+            "tailrace_kv_group_pages", "KV pages by layers' window and state.", labels=["window", "state"]
+        )
+        full = WindowGauges(0, now.pages, now.used_pages, now.cached_pages, now.pinned_pages)
+        for group in (full, *now.windows):
+            taken = (("used", group.used_pages), ("cached", group.cached_pages), ("pinned", group.pinned_pages))
+            free = group.pages - sum(count for _, count in taken)
+            for state, count in (*taken, ("free", free)):
+                pages.add_metric([str(group.window or "full"), state], count)
+        yield pages
+        size = GaugeMetricFamily("tailrace_kv_group_bytes", "Bytes of KV pages by layers' window.", labels=["window"])
+        for pool in self._ready.kv_pools if self._ready else ():
+            size.add_metric([str(pool.window or "full")], pool.bytes)
+        yield size
+
     def _own(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
@@ -379,6 +400,7 @@ class _Families:
         yield gauge("kv_pages", "KV pages of the pool.", now.pages)
         yield gauge("kv_pages_used", "KV pages that requests hold, those of pinned prefixes apart.", now.used_pages)
         yield gauge("kv_pages_cached", "KV pages that only the prefix cache holds.", now.cached_pages)
+        yield from self._groups(now)
         yield from self._tier(now.tier)
         yield gauge("kv_pages_pinned", "KV pages of pinned prefixes, in use or not.", now.pinned_pages)
         evictions = CounterMetricFamily("tailrace_kv_evictions", "KV pages forgotten, by cause.", labels=["cause"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ T = TypeVar("T")
 
 PAGE_SIZE = 16
 """Tokens of one KV page."""
+
+Pages: TypeAlias = int | tuple[int, ...]
+"""Where one page's KV lies: its number, or one for each group of layers (`groups`)."""
 
 
 class Format(enum.StrEnum):
@@ -181,12 +184,14 @@ class Sampling:
 @dataclass
 class Batch:
     """One step over a flat batch of tokens. Sequence s owns tokens [starts[s], starts[s+1]), at positions
-    context[s], context[s]+1, ...; its KV lives in pages tables[s, :]."""
+    context[s], context[s]+1, ...; its KV lives in pages tables[s, :]. Where layers are in several groups (`groups`), a
+    row of `tables` has the pages of each in turn, all as wide; those that a sliding group has let go are 0 and are
+    never read."""
 
     tokens: NDArray[np.int32]  # [tokens]
     starts: NDArray[np.int32]  # [sequences + 1]
     context: NDArray[np.int32]  # [sequences] tokens computed before this step
-    tables: NDArray[np.int32]  # [sequences, pages] page numbers, padded with 0
+    tables: NDArray[np.int32]  # [sequences, groups * pages] page numbers, padded with 0
     wanted: NDArray[np.int32]  # [wanted] flat token indices, ascending
     sampling: Sampling
     want_logits: bool = False  # tests only: also return the raw logits
@@ -231,7 +236,7 @@ class Backend(Protocol):
 
     @property
     def page_bytes(self) -> int:
-        """Bytes that `read_page` gives: PAGE_SIZE tokens' keys and values in every layer."""
+        """Bytes that `read_page` gives: PAGE_SIZE tokens' keys and values in every layer of every group."""
         ...
 
     @property
@@ -240,14 +245,16 @@ class Backend(Protocol):
         them. Pages that outlive the process are of use only where it is equal."""
         ...
 
-    def read_page(self, page: int, out: bytearray | None = None) -> bytearray:
-        """One page of the pool, all layers, as one block; in `out`, where there is one. Any thread may call it beside a
-        running step that does not write the page."""
+    def read_page(self, page: Pages, out: bytearray | None = None) -> bytearray:
+        """One page of the pool, all layers, as one block; in `out`, where there is one. Where layers are in several
+        groups it is a page of each, and the block has them in turn. Any thread may call it beside a running step that
+        does not write the page."""
         ...
 
-    def write_page(self, page: int, data: bytes | bytearray | memoryview) -> None:
-        """Puts back what `read_page` gave; ValueError where the size is another. Any thread may call it beside a step
-        that neither reads nor writes the page. Steps that are launched after it has returned see it."""
+    def write_page(self, page: Pages, data: bytes | bytearray | memoryview) -> None:
+        """Puts back what `read_page` gave, but for groups whose page is -1; ValueError where the size is another. Any
+        thread may call it beside a step that neither reads nor writes the page. Steps that are launched after it has
+        returned see it."""
         ...
 
     def settle(self) -> None:

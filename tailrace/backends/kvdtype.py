@@ -94,6 +94,11 @@ class KvDtype:
         key, value = self.of(layer)
         return kv_heads * (key_bytes(key, head_dim) + value_bytes(value, head_dim))
 
+    def pool_bytes(self, layer: int, kv_heads: int, head_dim: int) -> int:
+        """Bytes of memory that one token takes in one layer's pages: there values of bf16 are padded too."""
+        padding = -head_dim % LANES if self.of(layer)[1] is Kept.BF16 else 0
+        return self.layer_bytes(layer, kv_heads, head_dim) + 2 * kv_heads * padding
+
     def token_bytes(self, layers: Iterable[int], kv_heads: int, head_dim: int) -> int:
         """Bytes of keys and values that one token adds in all these layers."""
         return sum(self.layer_bytes(layer, kv_heads, head_dim) for layer in layers)

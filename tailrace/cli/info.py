@@ -28,6 +28,9 @@ def command(
     kv_dtype_skip: Annotated[
         str, typer.Option(help="Layers that keep them as bf16 all the same.", metavar="LAYERS")
     ] = "",
+    kv_tokens: Annotated[
+        int | None, typer.Option(min=32, help="Show the KV pool too that serve makes for so many tokens.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Show what a model is: shapes, parameters, bytes of weights and of KV.
@@ -50,22 +53,27 @@ def command(
     if quantize is not None and not info.quantised:
         print(unchanged(quantize.value, info.name), file=sys.stderr)
     if as_json:
-        typer.echo(json.dumps(plain(info), indent=2))
+        typer.echo(json.dumps(plain(info, kv_tokens), indent=2))
     else:
-        show(info)
+        show(info, kv_tokens)
 
 
-def plain(info: ModelInfo) -> dict[str, Any]:
+def plain(info: ModelInfo, kv_tokens: int | None = None) -> dict[str, Any]:
     """The same as JSON's own types."""
     made = dataclasses.asdict(info)
     made["path"] = str(info.path)
+    del made["kept"]
+    made["kv_dtype"] = info.kv_dtype
     made["formats"] = {
         str(kind): {"tensors": tensors, "bytes": stored} for kind, (tensors, stored) in info.formats.items()
     }
+    made["groups"] = [{"window": group.window, "layers": len(group.layers)} for group in info.groups]
+    if kv_tokens is not None:
+        made["kv_pool_bytes"] = info.pool_bytes(kv_tokens)
     return made
 
 
-def show(info: ModelInfo) -> None:
+def show(info: ModelInfo, kv_tokens: int | None = None) -> None:
     """Prints the table."""
     from rich.console import Console
     from rich.markup import escape
@@ -74,14 +82,14 @@ def show(info: ModelInfo) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
     table.add_column()
-    for name, value in rows(info):
+    for name, value in rows(info, kv_tokens):
         table.add_row(name, escape(value))
     console = Console(highlight=False)
     console.print(f"[bold]{escape(info.name)}[/bold]  [dim]{escape(str(info.path))}[/dim]", soft_wrap=True)
     console.print(table)
 
 
-def rows(info: ModelInfo) -> list[tuple[str, str]]:
+def rows(info: ModelInfo, kv_tokens: int | None = None) -> list[tuple[str, str]]:
     """The table's rows."""
     config = info.config
     active = "" if info.active_parameters == info.parameters else f", {output.count(info.active_parameters)} active"
@@ -98,7 +106,14 @@ def rows(info: ModelInfo) -> list[tuple[str, str]]:
         ("weights", f"{output.size(info.weight_bytes)} ({bits:.2f} bits a parameter){_rounded(info)}"),
         *(("", line) for line in formats),
         ("KV", f"{info.kv_dtype}: {kv}" if info.kv_dtype != "bf16" else kv),
+        *_pool(info, kv_tokens),
     ]
+
+
+def _pool(info: ModelInfo, kv_tokens: int | None) -> list[tuple[str, str]]:
+    if kv_tokens is None:
+        return []
+    return [("KV pool", f"{output.size(info.pool_bytes(kv_tokens))} for {kv_tokens:,} tokens")]
 
 
 def _rounded(info: ModelInfo) -> str:

@@ -81,10 +81,15 @@ class BatchBuilder:
     """Builds each step's `Batch`, which stays as it is until two more are built: one runs, one is to follow. While
     the same requests do nothing but decode, two batches take turns (`Steady`)."""
 
-    def __init__(self, *, max_running: int, max_context: int, eos_ids: tuple[int, ...], vocab_size: int) -> None:
+    def __init__(
+        self, *, max_running: int, max_context: int, eos_ids: tuple[int, ...], vocab_size: int, windows: int = 0
+    ) -> None:
         self._eos_ids = eos_ids
         self._vocab_size = vocab_size
         self._tables = np.zeros((max_running, -(-max_context // PAGE_SIZE)), np.int32)
+        self._sliding = [np.zeros_like(self._tables) for _ in range(windows)]  # those of the sliding groups
+        self._cleared = [[0] * max_running for _ in range(windows)]  # pages of each row let go so far, and copied
+        self._slid = [[0] * max_running for _ in range(windows)]
         self._filled = [0] * max_running  # pages of each row copied so far
         self._static: dict[str, NDArray[Any]] = {name: np.zeros(max_running, kind) for name, kind in STATIC}
         self._special = [False] * max_running  # rows with a bias, a ban or penalties
@@ -101,6 +106,8 @@ class BatchBuilder:
         for name, values in self._static.items():
             values[slot] = getattr(params, name) if name != "seed" else params.seed & SEED_MASK
         self._filled[slot] = 0
+        for cleared, slid in zip(self._cleared, self._slid, strict=True):
+            cleared[slot] = slid[slot] = 0
         self._special[slot] = bool(params.logit_bias) or params.min_tokens > 0 or penalised(request)
         self._rows = None
         self._steady = None
@@ -136,7 +143,7 @@ class BatchBuilder:
             sampling=self._sampling(chunks, slots, forced),
         )
         if plain and not any(self._special[slot] for slot in slots):
-            self._steady = Steady(batch, slots, self._ends(requests))
+            self._steady = Steady(batch, slots, self._ends(requests), 1 + len(self._sliding))
             return self._steady.batch
         return batch
 
@@ -202,7 +209,23 @@ class BatchBuilder:
             if have != len(pages):
                 tables[slot, have : len(pages)] = pages[have:]
                 filled[slot] = len(pages)
+        if self._sliding:
+            self._fill_sliding(requests, slots)
+            return np.concatenate([group[slots, :width] for group in (tables, *self._sliding)], axis=1)
         return np.ascontiguousarray(tables[slots, :width])
+
+    def _fill_sliding(self, requests: list[Request], slots: list[int]) -> None:
+        """Copies the pages that requests have got, and clears those that they have let go."""
+        for at, (tables, cleared, slid) in enumerate(zip(self._sliding, self._cleared, self._slid, strict=True)):
+            for request, slot in zip(requests, slots, strict=True):
+                table = request.tables[at]
+                have, pages, first = slid[slot], table.pages, table.first
+                if have != len(pages):
+                    tables[slot, have : len(pages)] = pages[have:]
+                    slid[slot] = len(pages)
+                if cleared[slot] != first:
+                    tables[slot, cleared[slot] : first] = 0
+                    cleared[slot] = first
 
     def _sampling(self, chunks: list[Chunk], slots: list[int], forced: list[int] | None) -> Sampling:
         if forced is None:

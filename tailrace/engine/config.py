@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from tailrace.backends import PAGE_SIZE
+from tailrace.backends.groups import first_page, most_pages, plan_pages
 from tailrace.kv.prefix import PageChain
 from tailrace.kv.retention import ATTENTION_PARITY, check_policy
 from tailrace.terms import InvalidInput
@@ -57,6 +58,10 @@ class EngineConfig:
     """Token ids of prefixes whose full pages are kept for good once they have been computed, for each tenant."""
     tenants: int = 1
     """Tenants that there are room for pinned prefixes for."""
+    windows: tuple[int, ...] = ()
+    """Windows of the model's sliding groups of layers (`backends.groups`), each with a pool of its own."""
+    window_pages: tuple[int, ...] = ()
+    """Pages of each of those pools; empty plans them by the served context."""
 
     def __post_init__(self) -> None:
         for name in ("kv_tokens", "step_tokens", "max_running", "max_waiting", "scored_rows", "max_passed", "tenants"):
@@ -86,6 +91,7 @@ class EngineConfig:
         object.__setattr__(self, "kv_tokens", pool)
         object.__setattr__(self, "max_context", min(self.max_context or pool, pool))
         self._check_pins()
+        self._check_windows()
 
     def _check_pins(self) -> None:
         if not self.kv_pin:
@@ -111,6 +117,23 @@ class EngineConfig:
                 param="kv_pin",
             )
 
+    def _check_windows(self) -> None:
+        if self.window_pages and len(self.window_pages) != len(self.windows):
+            raise InvalidInput(
+                f"window_pages names {len(self.window_pages)} pools for {len(self.windows)} windows",
+                param="window_pages",
+            )
+        for window, pages, pinned in zip(self.windows, self.sliding_pages, self.pinned_sliding_pages, strict=True):
+            if window < 1:
+                raise InvalidInput(f"a window of {window} tokens sees nothing", param="windows")
+            most = most_pages(window, self.max_context, self.step_tokens)
+            if most + pinned > pages:
+                raise InvalidInput(
+                    f"layers with a window of {window} tokens need {most} pages for one request and {pinned} for "
+                    f"pinned prefixes, but their pool has {pages}",
+                    param="window_pages",
+                )
+
     @cached_property
     def pinned_prefixes(self) -> tuple[bytes, ...]:
         """Token ids of the pinned prefixes, as int32 bytes."""
@@ -125,6 +148,27 @@ class EngineConfig:
             chain.extend(tokens)
             digests.update(chain.digests)
         return len(digests) * self.tenants
+
+    @cached_property
+    def pinned_sliding_pages(self) -> tuple[int, ...]:
+        """Pages of each sliding group that the pinned prefixes take: those that what comes after a prefix sees."""
+        found = []
+        for window in self.windows:
+            digests: set[bytes] = set()
+            for tokens in self.pinned_prefixes:
+                chain = PageChain(b"", PAGE_SIZE)
+                chain.extend(tokens)
+                digests.update(chain.digests[first_page(window, len(chain) * PAGE_SIZE) :])
+            found.append(len(digests) * self.tenants)
+        return tuple(found)
+
+    @cached_property
+    def sliding_pages(self) -> tuple[int, ...]:
+        """Pages of each sliding group's pool."""
+        if self.window_pages:
+            return self.window_pages
+        planned = plan_pages(self.windows, self.pages, self.max_context, self.step_tokens)
+        return tuple(pages + pinned for pages, pinned in zip(planned, self.pinned_sliding_pages, strict=True))
 
     @property
     def pages(self) -> int:

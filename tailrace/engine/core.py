@@ -20,7 +20,16 @@ from tailrace.backends import PAGE_SIZE, Backend, Result
 from tailrace.engine.batch import BatchBuilder, scored_rows, scores
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.plan import Chunk, Plan
-from tailrace.engine.protocol import FinishReason, Gauges, Output, Submit, TierGauges, TokenLogprob, Tokens
+from tailrace.engine.protocol import (
+    FinishReason,
+    Gauges,
+    Output,
+    Submit,
+    TierGauges,
+    TokenLogprob,
+    Tokens,
+    WindowGauges,
+)
 from tailrace.engine.request import Request, State
 from tailrace.engine.scheduler import Scheduler
 from tailrace.engine.transfer import Load, Offered, Transfers
@@ -112,6 +121,7 @@ class EngineCore:
             max_context=config.max_context,
             eos_ids=tuple(sorted(self._eos)),
             vocab_size=vocab_size,
+            windows=len(config.windows),
         )
         self._held: dict[str, Request] = {}
         self._watches: dict[str, StopWatch] = {}
@@ -174,7 +184,20 @@ class EngineCore:
             kv_batches_dropped=publisher.dropped if publisher is not None else 0,
             tier=self.tier_gauges,
             resumed=[scheduler.resumed.ram, scheduler.resumed.tier, scheduler.resumed.computed],
+            windows=self._window_gauges() if scheduler.windows else [],
         )
+
+    def _window_gauges(self) -> list[WindowGauges]:
+        return [
+            WindowGauges(
+                size,
+                window.pool.size,
+                window.pool.size - window.pool.free - window.evictable - window.kept,
+                window.evictable,
+                window.kept,
+            )
+            for size, window in zip(self.config.windows, self.scheduler.windows, strict=True)
+        ]
 
     @property
     def tier_gauges(self) -> TierGauges | None:
@@ -548,8 +571,12 @@ class EngineCore:
                 transfers.tier.lookup(request.chain, 0, len(found))  # they are in use
                 nodes += found
         for node in nodes + plan.inserted:
-            if node.alive:
+            if node.alive and not self.scheduler.windows:
                 transfers.store(key_of(node), node.page)
+        for node in [*nodes, *(side.node for side in plan.sides)]:
+            pages = [side.page for side in node.sides or () if side is not None]
+            if node.alive and pages and len(pages) == len(self.scheduler.windows):  # else it is of no use
+                transfers.store(key_of(node), (node.page, *pages))
 
     def _rescue_spilled(self, transfers: Transfers) -> None:
         """Pages of requests that the next step has preempted, and that it has handed on already: nothing has written

@@ -8,9 +8,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tailrace.backends import PAGE_SIZE, Backend
+from tailrace.backends import PAGE_SIZE, Backend, Pages
+from tailrace.backends.groups import PageGroup, affordable_pages, page_groups, pages_for, pool_bytes
 from tailrace.backends.kvdtype import Kept, KvDtype, parse
 from tailrace.engine.process import Loaded
+from tailrace.engine.protocol import KvPool
 from tailrace.engine.spec import EngineSpec
 from tailrace.terms import ModelError
 
@@ -37,14 +39,17 @@ def kv_dtype(spec: EngineSpec, layers: int) -> KvDtype:
     return made
 
 
-def pool_sizes(spec: EngineSpec, model_context: int, token_bytes: int, free: int) -> tuple[int, int]:
+def pool_sizes(spec: EngineSpec, shape: ModelConfig, free: int) -> tuple[int, int]:
     """(tokens of the pool, served context). Both are multiples of a page or come from the caller; the served context
-    never exceeds what one request alone can hold. Raises ModelError where what was asked for cannot be."""
-    context = spec.max_context or model_context
+    never exceeds what one request alone can hold. Sliding groups of layers have pools of their own beside that one
+    (`backends.groups`). Raises ModelError where what was asked for cannot be."""
+    context = spec.max_context or shape.max_context
+    kept, groups = kv_dtype(spec, shape.layers), page_groups(shape.attentions, context)
+    token_bytes = kept.token_bytes(range(shape.layers), shape.kv_heads, shape.head_dim)
     if spec.kv_tokens is not None:
         tokens = spec.kv_tokens
     else:
-        affordable = int(free * POOL_SHARE) // max(1, token_bytes)
+        affordable = affordable_pages(groups, int(free * POOL_SHARE), context, spec.step_tokens, kept) * PAGE_SIZE
         tokens = min(max(context * POOL_CONTEXTS, 2 * spec.step_tokens), affordable)
     tokens = tokens // PAGE_SIZE * PAGE_SIZE
     if tokens < 2 * PAGE_SIZE:
@@ -54,8 +59,9 @@ def pool_sizes(spec: EngineSpec, model_context: int, token_bytes: int, free: int
         )
     if context > tokens:
         if spec.max_context is not None and spec.kv_tokens is None:
+            needed = pool_bytes(groups, pages_for(context), context, spec.step_tokens, kept)
             raise ModelError(
-                f"a context of {context} tokens needs {context * token_bytes >> 20} MiB of KV, more than "
+                f"a context of {context} tokens needs {needed >> 20} MiB of KV, more than "
                 f"{POOL_SHARE:.0%} of the free memory ({free >> 20} MiB): give --kv-tokens to insist, or a smaller "
                 "--max-context"
             )
@@ -96,14 +102,22 @@ def cache_root(spec: EngineSpec) -> Path | None:
     return Path(spec.cache_dir) if spec.cache_dir is not None else None
 
 
-def build_backend(spec: EngineSpec, model: Model, *, pages: int, context: int, vocab: int) -> Backend:
-    """The backend that `spec` names; `vocab` is the number of ids that have a token (the head may have more rows).
-    Raises ModelError where it cannot run here, or not as asked."""
+def build_backend(
+    spec: EngineSpec,
+    model: Model,
+    *,
+    pages: Pages,
+    context: int,
+    vocab: int,
+    groups: tuple[PageGroup, ...] | None = None,
+) -> Backend:
+    """The backend that `spec` names, with a pool for each of the `groups` of layers; `vocab` is the number of ids that
+    have a token (the head may have more rows). Raises ModelError where it cannot run here, or not as asked."""
     kept = kv_dtype(spec, len(model.attentions))
     if spec.backend == "reference":
         from tailrace.backends.reference import ReferenceBackend
 
-        return ReferenceBackend(model, pages=pages, kv_dtype=kept, vocab_limit=vocab)
+        return ReferenceBackend(model, pages=pages, kv_dtype=kept, vocab_limit=vocab, groups=groups)
     from tailrace.backends.cpu import CpuBackend
     from tailrace.models.entry import prepared_dir
 
@@ -119,6 +133,7 @@ def build_backend(spec: EngineSpec, model: Model, *, pages: int, context: int, v
         cache_dir=prepared_dir(Path(spec.model), cache_root(spec)),
         variant=model.variant,
         vocab_limit=vocab,
+        groups=groups,
     )
 
 
@@ -201,11 +216,15 @@ def load(spec: EngineSpec) -> Loaded:
     lap("open")
     shape = model_config(checkpoint)
     kept = kv_dtype(spec, shape.layers)
-    token_bytes = kept.token_bytes(range(shape.layers), shape.kv_heads, shape.head_dim)
     check_context(spec, shape)
     from tailrace.backends.cpu.memory import available_memory
 
-    kv_tokens, context = pool_sizes(spec, shape.max_context, token_bytes, available_memory())
+    kv_tokens, context = pool_sizes(spec, shape, available_memory())
+    groups = page_groups(shape.attentions, context)
+    if spec.kv_disk is not None and len(groups) > 1:
+        raise ModelError(
+            "--kv-disk is not for models in which layers have a window within the served context yet: leave it out"
+        )
     config = EngineConfig(
         kv_tokens=kv_tokens,
         max_context=context,
@@ -219,12 +238,14 @@ def load(spec: EngineSpec) -> Loaded:
         kv_tenant_share=spec.kv_tenant_share,
         kv_pin=spec.kv_pin,
         tenants=spec.tenants,
+        windows=tuple(group.window for group in groups if group.window is not None),
     )
     model = as_asked(spec, load_model(checkpoint, max_context=context))
     vocab = min(len(opened.table), model.vocab)
     check_pins(spec, vocab)
     lap("model")
-    backend = build_backend(spec, model, pages=kv_tokens // PAGE_SIZE, context=context, vocab=vocab)
+    pages = (config.pages, *config.sliding_pages)
+    backend = build_backend(spec, model, pages=pages, groups=groups, context=context, vocab=vocab)
     lap("backend")
     core = EngineCore(
         backend,
@@ -248,4 +269,8 @@ def load(spec: EngineSpec) -> Loaded:
         kv_bytes=backend.kv_bytes,
         warm_tokens=(max(0, min(256, vocab - 64)), min(64, vocab)),
         phases=phases,
+        kv_pools=tuple(
+            KvPool(group.window or 0, count, count * group.page_bytes(kept))
+            for group, count in zip(groups, pages, strict=True)
+        ),
     )

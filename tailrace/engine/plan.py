@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from tailrace.engine.request import Request
 from tailrace.kv.prefix import Node
+from tailrace.kv.windows import Side
 
 
 @dataclass(slots=True)
@@ -32,6 +33,7 @@ class Plan:
     scored: int = 0  # prompt tokens whose log-probabilities are asked for
     admitted: list[Request] = field(default_factory=list)
     inserted: list[Node] = field(default_factory=list)  # in the index since launch; their content comes with this step
+    sides: list[Side] = field(default_factory=list)  # likewise, of sliding groups
 
     def add(self, request: Request, count: int, *, decode: bool) -> None:
         """Plans the request's next `count` tokens, and moves its counters on."""

@@ -32,6 +32,7 @@ from tailrace.engine.protocol import (
     FromEngine,
     Gauges,
     Heartbeat,
+    KvPool,
     Ready,
     SamplingParams,
     Submit,
@@ -109,6 +110,7 @@ class Loaded:
         int, int
     ]  # the warm-up prompt is made of these ids: first and count; ordinary ones where there are
     phases: dict[str, float]
+    kv_pools: tuple[KvPool, ...] = ()
 
 
 Loader = Callable[[EngineSpec], Loaded]
@@ -341,6 +343,7 @@ def ready_message(spec: EngineSpec, loaded: Loaded, phases: dict[str, float]) ->
         threads=loaded.threads,
         weight_bytes=loaded.weight_bytes,
         kv_bytes=loaded.kv_bytes,
+        kv_pools=list(loaded.kv_pools),
     )
 
 

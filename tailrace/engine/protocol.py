@@ -65,6 +65,14 @@ class Control(msgspec.Struct, frozen=True, tag=True):
     verb: Literal["drain", "stop", "reset_prefix"]
 
 
+class KvPool(msgspec.Struct, frozen=True, array_like=True):
+    """The pool of one group of layers: its window (0 is full attention), its pages, and their bytes."""
+
+    window: int
+    pages: int
+    bytes: int
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The engine has loaded and warmed up both phases. Seconds of each start-up phase, and the sizes it serves."""
 
@@ -79,6 +87,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     threads: int
     weight_bytes: int
     kv_bytes: int
+    kv_pools: list[KvPool] = []
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -126,6 +135,16 @@ class TierGauges(msgspec.Struct, frozen=True, array_like=True):
     requeued: int = 0  # loaded while they still waited to be stored
 
 
+class WindowGauges(msgspec.Struct, frozen=True, array_like=True):
+    """The pool of a sliding group of layers, as `Gauges` has that of full attention."""
+
+    window: int
+    pages: int
+    used_pages: int
+    cached_pages: int
+    pinned_pages: int
+
+
 class Gauges(msgspec.Struct, frozen=True, array_like=True):
     """State of the scheduler after a step. `cached_pages` are held by the prefix index alone (evictable),
     `pinned_pages` are kept for good; `used_pages` are the rest of those that are not free."""
@@ -145,6 +164,7 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True):
     kv_batches_dropped: int = 0  # and dropped, for lack of room
     tier: TierGauges | None = None
     resumed: list[int] = []  # tokens of preempted requests, ever: found in the pool, loaded from a tier, computed again
+    windows: list[WindowGauges] = []
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):

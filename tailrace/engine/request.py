@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import enum
 from array import array
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tailrace.backends import PAGE_SIZE
+from tailrace.backends.groups import pages_for as pages_for
 from tailrace.engine.protocol import FinishReason, Submit, TokenLogprob
 from tailrace.kv.prefix import Node, PageChain
 
 if TYPE_CHECKING:
     from tailrace.engine.transfer import Load, Offered
+    from tailrace.kv.windows import Side
 
 
 class State(enum.Enum):
@@ -32,9 +35,54 @@ LEGAL: dict[State, frozenset[State]] = {
 """Every legal transition; anything else is a bug and raises."""
 
 
-def pages_for(tokens: int) -> int:
-    """Pages that hold this many tokens."""
-    return -(-tokens // PAGE_SIZE)
+class WindowTable:
+    """A request's block table in one sliding group of layers. `pages` are those of its positions, 0 where it has let
+    them go, which it has with the first `first`. Those after them it holds, and the `spare` ones, for positions to
+    come. `sides` are what the prefix index knows of them, pinned."""
+
+    __slots__ = ("first", "pages", "sides", "spare")
+
+    def __init__(self, first: int, sides: Sequence[Side], spare: list[int]) -> None:
+        self.first = first
+        self.pages = [0] * first + [side.page for side in sides]
+        self.sides: list[Side | None] = [*[None] * first, *sides]
+        self.spare = spare
+
+    @property
+    def held(self) -> list[int]:
+        """All pages that it holds."""
+        return self.pages[self.first :] + self.spare
+
+    @property
+    def own(self) -> int:
+        """Pages that it alone holds and knows of."""
+        return len(self.spare) + sum(side is None for side in self.sides[self.first :])
+
+    def let_go(self, first: int) -> tuple[list[Side], list[int]]:
+        """Lets the pages before number `first` go. Returns sides that are to be unpinned, and their pages, to be
+        released; those that only the request knows of are spare ones now."""
+        known: list[Side] = []
+        pages: list[int] = []
+        for at in range(self.first, min(first, len(self.pages))):
+            side = self.sides[at]
+            if side is None:
+                self.spare.append(self.pages[at])
+            else:
+                known.append(side)
+                pages.append(self.pages[at])
+            self.pages[at] = 0
+            self.sides[at] = None
+        missing = first - len(self.pages)
+        if missing > 0:
+            self.pages += [0] * missing
+            self.sides += [None] * missing
+        self.first = max(self.first, first)
+        return known, pages
+
+    def extend(self) -> None:
+        """A spare page is that of the next position."""
+        self.pages.append(self.spare.pop())
+        self.sides.append(None)
 
 
 class Request:
@@ -78,6 +126,7 @@ class Request:
         "seq",
         "slot",
         "state",
+        "tables",
         "tag",
         "tenant",
         "tokens",
@@ -102,6 +151,7 @@ class Request:
         self.expected = self.prompt_len
         self.chain = chain  # None: neither takes from the prefix index nor gives to it
         self.pages: list[int] = []  # its block table
+        self.tables: list[WindowTable] = []  # and those of the sliding groups of layers
         self.path: list[Node] = []  # the index's nodes of its first pages, pinned
         self.private = False  # its pages after those cannot be known: equal ones are, or their digests are taken
         self.slot = -1

@@ -23,6 +23,12 @@ Where a tier below the pool (`kv.tiers`) has pages beyond those that the index k
 them (`offer` decides): it runs, holding all its pages, but computes nothing until they are there. A preempted request's
 pages stay known until their room is needed, and `spilled` names them, so that the caller can see to it that a tier has
 them by then; what it comes back with, `resumed` counts.
+
+Where layers have windows, each of their groups has a pool of its own (`kv.windows`). At admission a request gets as
+many pages there as its known tokens need at a time: its window and a step's. As it moves on it lets those go that no
+later token sees, and takes as many anew; where others hold on to what it has let go, that may need room as a decode
+does. A page is let go when the step after the last one that reads it is planned: whoever gets it writes it in that step
+or later.
 """
 
 from __future__ import annotations
@@ -31,18 +37,21 @@ import heapq
 from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
-from tailrace.backends import PAGE_SIZE
+from tailrace.backends import PAGE_SIZE, Pages
+from tailrace.backends.groups import first_page, most_pages
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.fairness import FairOrder
 from tailrace.engine.plan import Plan
 from tailrace.engine.protocol import Submit
-from tailrace.engine.request import Request, State, pages_for
+from tailrace.engine.request import Request, State, WindowTable, pages_for
 from tailrace.engine.transfer import Load, Offered
 from tailrace.kv.pages import PagePool
 from tailrace.kv.prefix import Digest, Node, PageChain, PrefixIndex, page_digest, root_digest
-from tailrace.kv.retention import make_policy
+from tailrace.kv.retention import Policy, make_policy
 from tailrace.kv.tiers import key_at
+from tailrace.kv.windows import Side, WindowIndex
 
 LOOK_UP_PAGES = 4096
 """Pages that one plan looks up in the prefix index for waiting requests, before it leaves the rest to the next plan."""
@@ -68,6 +77,15 @@ def seniority(request: Request) -> tuple[bool, int, int]:
     return (not request.protected, request.priority, request.seq)
 
 
+def _policy(config: EngineConfig) -> Policy:
+    return make_policy(config.kv_policy, page_tokens=PAGE_SIZE, ttl=config.kv_ttl, parity=config.attention_parity)
+
+
+def _first_after(window: int, pages: int) -> int:
+    """The first page that a sequence needs in layers with this window when it goes on after so many."""
+    return first_page(window, pages * PAGE_SIZE)
+
+
 class Scheduler:
     """Waiting and running requests, their pages, and the plan of each step.
 
@@ -78,12 +96,26 @@ class Scheduler:
     def __init__(self, config: EngineConfig, *, identity: bytes = b"", digest: Digest = page_digest) -> None:
         self.config = config
         self.pool = PagePool(config.pages)
+        self.windows = [
+            WindowIndex(
+                PagePool(pages),
+                partial(_first_after, window),
+                _policy(config),
+                number=number,
+                share=config.kv_tenant_share,
+                keep_pages=pinned,
+            )
+            for number, (window, pages, pinned) in enumerate(
+                zip(config.windows, config.sliding_pages, config.pinned_sliding_pages, strict=True)
+            )
+        ]
         self.index = PrefixIndex(
             self.pool,
-            make_policy(config.kv_policy, page_tokens=PAGE_SIZE, ttl=config.kv_ttl, parity=config.attention_parity),
+            _policy(config),
             share=config.kv_tenant_share,
             keep=config.pinned_prefixes,
             keep_pages=config.pinned_pages,
+            windows=self.windows,
         )
         self.waiting: dict[str, Request] = {}
         self.running: list[Request] = []  # most senior first
@@ -106,6 +138,7 @@ class Scheduler:
         self._arrivals = 0
         self._number = 0
         self._looked_up = 0
+        self._launched: Plan | None = None  # the step that runs, or ran last
         self._claim: Request | None = None
         self._behind_claim: set[str] = set()  # admitted since the claim was made
 
@@ -174,7 +207,7 @@ class Scheduler:
 
     def _decode(self, plan: Plan) -> None:
         """One token for each decoding request, most senior first."""
-        planned = plan.chunks
+        planned, sliding = plan.chunks, bool(self.windows)
         decodes = [
             r  # r.decoding and r.todo, spelled out since it is asked of every request in every step
             for r in self.running
@@ -191,20 +224,66 @@ class Scheduler:
         for request in decodes:
             if plan.decodes >= most:
                 break
-            if request.state is State.RUNNING and (
-                request.computed < len(request.pages) * PAGE_SIZE or self._grow(request, plan)
+            if (
+                request.state is State.RUNNING
+                and (request.computed < len(request.pages) * PAGE_SIZE or self._grow(request, plan))
+                and (not sliding or self._slide(request, 1, plan))
             ):
                 plan.add(request, 1, decode=True)
 
     def _grow(self, request: Request, plan: Plan) -> bool:
         """One more page for a decode, by preempting juniors if need be. False: it stalls."""
         while not self._make_room(1):
-            victim = self.running[-1]  # the most junior: never a protected one, since those never grow
-            if victim is request:
-                request.cause = "pages"
+            if not (self.windows and self._replace_followed(request)) and not self._give_way(request, plan):
                 return False
-            self.preempt(victim, plan, "pages")
         request.pages += self.pool.take(1)
+        return True
+
+    def _give_way(self, request: Request, plan: Plan) -> bool:
+        """Somebody loses pages, so that a request may have another. False where it is the most junior: it stalls."""
+        victim = self.running[-1]  # the most junior: never a protected one, since those never grow
+        if victim is request:
+            request.cause = "pages"
+            return False
+        self.preempt(victim, plan, "pages")
+        return True
+
+    def _replace_followed(self, request: Request) -> bool:
+        """Known pages that a request only follows, having computed equal ones (`_publish`), give way to these where no
+        other request holds them, and where no step that may still fail was to write the equal one. False where there
+        are none."""
+        chunk = self._launched.chunks.get(request.id) if self._launched is not None else None
+        written = (chunk.begin if chunk is not None else request.computed) // PAGE_SIZE
+        done = False
+        for node, page in zip(request.path[:written], request.pages, strict=False):
+            if node.page != page and node.pins - node.kept == 1:
+                self.index.replace(node, page)
+                done = True
+        return done
+
+    def _slide(self, request: Request, count: int, plan: Plan) -> bool:
+        """Moves a request's windows on to its next token, lets go what no later one sees, and sees to it that there are
+        pages for `count` more, by preempting juniors if need be. False: it stalls."""
+        begin, span = request.computed, 1 if request.decoding else self.config.step_tokens
+        known = request.limit - 1 if request.protected else request.expected
+        for window, table, size in zip(self.windows, request.tables, self.config.windows, strict=True):
+            first = first_page(size, begin)
+            if first > table.first:
+                sides, pages = table.let_go(first)
+                window.unpin(sides)
+                window.pool.release(pages)
+                held = table.own if request.protected else len(table.pages) - first + len(table.spare)
+                surplus = held - min(pages_for(known) - first, most_pages(size, known, span))
+                if surplus > 0:
+                    window.pool.release(table.spare[:surplus])
+                    del table.spare[:surplus]
+            while len(table.pages) < pages_for(begin + count):
+                if not table.spare:
+                    while not window.make_room(1):
+                        if not self._give_way(request, plan):
+                            return False
+                    table.spare += window.pool.take(1)
+                table.extend()
         return True
 
     def _make_room(self, count: int) -> bool:
@@ -219,8 +298,10 @@ class Scheduler:
     def _prefill(self, plan: Plan, room: int) -> None:
         """Shares out what is left among the prompts, after the token of each that was admitted with but one to compute:
         a preempted one whose pages are all still known."""
-        for request in plan.admitted:
+        for request in list(plan.admitted):
             if room > 0 and request.id not in plan.chunks and request.decoding and request.todo:
+                if self.windows and not (request.state is State.RUNNING and self._slide(request, 1, plan)):
+                    continue
                 plan.add(request, 1, decode=True)
                 room -= 1
         if plan.decodes == len(self.running):
@@ -242,11 +323,21 @@ class Scheduler:
             grant(min(prompts, key=lambda r: r.seq), max(1, int(room * self.config.oldest_share)))
             prompts.sort(key=lambda r: (r.priority, r.todo, r.seq))
         for request in prompts:
+            if request.state is not State.RUNNING:
+                continue  # preempted for one before it
             grant(request, room)
+            if self.windows:
+                grants[request.id] = self._covered(request, grants[request.id], plan)
             if grants[request.id] > 0:
                 plan.add(request, grants[request.id], decode=False)
             else:
                 request.cause = "budget"
+
+    def _covered(self, request: Request, count: int, plan: Plan) -> int:
+        """How many of the `count` tokens that a prompt has been granted it can compute in the pages of its windows."""
+        if count <= 0 or self._slide(request, count, plan):
+            return count
+        return max(0, min(len(table.pages) for table in request.tables) * PAGE_SIZE - request.computed)
 
     # --- admission
 
@@ -311,16 +402,19 @@ class Scheduler:
             if len(hits) < limit and chain.digests[len(hits)] in self._computing:
                 request.blocked_on = chain.digests[len(hits)]
                 return "prefix"
-            if len(hits) < limit and request.loadable:
+            if len(hits) < limit and request.loadable and not (self.windows and request.protected):
                 offered = request.offered = self.offer(chain, len(hits), limit)
                 request.loadable = offered.why != "slower"
         todo = request.expected - (len(hits) + offered.pages) * PAGE_SIZE
         ahead = sum(left for left in remaining if left <= todo)
         if ahead >= room * (1.0 - self.config.oldest_share) and remaining and request.passed < self.config.max_passed:
             return "budget"
-        if not self._fits(request, hits):
-            return "pages"
-        self._enter(request, hits)
+        after = len(hits) + offered.pages
+        if not self._fits(request, hits, after):
+            if not (self.windows and request.protected and hits and self._fits(request, [], 0)):
+                return "pages"
+            hits, after = [], 0  # nobody else may hold a page of its windows: it has to go on whatever they do
+        self._enter(request, hits, after)
         if request.preemptions:
             self.resumed.ram += min(request.hit, request.lost)
             self.resumed.computed += max(0, request.lost - request.hit - offered.pages * PAGE_SIZE)
@@ -328,8 +422,9 @@ class Scheduler:
             self._load(request, offered)
         return ""
 
-    def _fits(self, request: Request, hits: list[Node]) -> bool:
-        """Whether its pages can be had, with one in hand for each running request that may grow, beside the claim."""
+    def _fits(self, request: Request, hits: list[Node], after: int) -> bool:
+        """Whether the pages can be had of a request that computes what comes after so many, with one in hand for each
+        running request that may grow, beside the claim."""
         unpinned = 0
         for node in reversed(hits):
             if node.pins:
@@ -340,18 +435,39 @@ class Scheduler:
         available = self.pool.free + self.index.evictable - unpinned - spare
         if self._pages_wanted(request) - len(hits) > available:
             return False
+        for window, size in zip(self.windows, self.config.windows, strict=True):
+            sides = window.of(hits, after)
+            available = window.pool.free + window.evictable - sum(not side.pins for side in sides) - spare
+            if self._sliding_wanted(request, size, after, len(sides)) > available:
+                return False
         if claim is None or claim is request:
             return True
-        held = pages_for(claim.limit) + pages_for(request.limit)
-        held += sum(pages_for(r.limit) for r in self.running if r.id in self._behind_claim)
-        return held <= self.pool.size - self.config.pinned_pages
+        beside = [claim, request, *(r for r in self.running if r.id in self._behind_claim)]
+        if sum(pages_for(r.limit) for r in beside) > self.pool.size - self.config.pinned_pages:
+            return False
+        pinned, step = self.config.pinned_sliding_pages, self.config.step_tokens
+        return all(
+            sum(most_pages(size, r.limit, step) for r in beside) <= window.pool.size - kept
+            for window, size, kept in zip(self.windows, self.config.windows, pinned, strict=True)
+        )
+
+    def _sliding_wanted(self, request: Request, window: int, after: int, shared: int) -> int:
+        """Pages that a request takes in a sliding group when it enters to compute what comes after so many, of which
+        it holds `shared` there: as many as its known tokens need at a time; all that it can ever need at a time where
+        it is protected, whatever becomes of the shared ones."""
+        step = self.config.step_tokens
+        if request.protected:
+            return min(pages_for(request.limit - 1) - after, most_pages(window, request.limit, step))
+        first = first_page(window, after * PAGE_SIZE)
+        return max(0, min(pages_for(request.expected) - first, most_pages(window, request.expected, step)) - shared)
 
     def _pages_wanted(self, request: Request) -> int:
         """Pages of the tokens known; all that it can ever need where it is protected."""
         return pages_for(request.limit - 1 if request.protected else request.expected)
 
-    def _enter(self, request: Request, hits: list[Node]) -> None:
-        """A waiting request gets its pages, its pins and its slot, and runs."""
+    def _enter(self, request: Request, hits: list[Node], after: int) -> None:
+        """A waiting request gets its pages, its pins and its slot, and runs. It computes what comes after so many
+        pages: those beyond the hits will be loaded."""
         self.index.pin(hits)
         request.path = hits
         request.pages = [node.page for node in hits]
@@ -360,6 +476,7 @@ class Scheduler:
         if not self._make_room(new):
             raise AssertionError("admitted without room")
         request.pages += self.pool.take(new)
+        self._open_windows(request, hits, after)
         request.computed = request.hit = len(hits) * PAGE_SIZE
         request.waited_for = request.cause
         if request.chain is not None:
@@ -367,8 +484,10 @@ class Scheduler:
                 request.cached = min(request.computed, request.prompt_len)
                 self.prefix_hits += request.cached
                 self.prefix_queries += request.prompt_len
-            request.private = not hits and bool(self.index.match(request.chain, 1))  # known, but not to be used
-            for digest in request.chain.digests[len(hits) :] if not request.private else ():
+            # known, but not to be used
+            request.private = not self.windows and not hits and bool(self.index.match(request.chain, 1))
+            alone = request.private or (request.protected and bool(self.windows))  # of no use to those that wait
+            for digest in request.chain.digests[len(hits) :] if not alone else ():
                 self._computing[digest] = request
         request.slot = self._slots.pop()
         del self.waiting[request.id]
@@ -382,16 +501,46 @@ class Scheduler:
         elif self._claim is not None:
             self._behind_claim.add(request.id)
 
+    def _open_windows(self, request: Request, hits: list[Node], after: int) -> None:
+        """Its pages in the sliding groups: those of the hits that it goes on to see, those that will be loaded, and as
+        many more as it needs."""
+        request.tables = []
+        for window, size in zip(self.windows, self.config.windows, strict=True):
+            sides = window.of(hits, after)
+            window.pin(sides)
+            window.pool.share([side.page for side in sides])
+            new = self._sliding_wanted(request, size, after, len(sides))
+            if not window.make_room(new):
+                raise AssertionError("admitted without room")
+            table = WindowTable(first_page(size, after * PAGE_SIZE), sides, window.pool.take(new))
+            while len(table.pages) < after:
+                table.extend()
+            request.tables.append(table)
+
+    def _close_windows(self, request: Request) -> None:
+        for window, table in zip(self.windows, request.tables, strict=True):
+            held = table.held
+            window.unpin([side for side in table.sides if side is not None])
+            window.pool.release(held)
+        request.tables = []
+
     # --- loading
 
     def _load(self, request: Request, offered: Offered) -> None:
         """The pages after those that the index knew are to be loaded before anything is computed."""
         chain, first, count = request.chain, len(request.path), offered.pages
         assert chain is not None
-        pages = request.pages[first : first + count]
+        pages: list[Pages] = list(request.pages[first : first + count])
+        if request.tables:  # what their windows do not reach back to is left out
+            sliding = [
+                [-1 if at < table.first else table.pages[at] for at in range(first, first + count)]
+                for table in request.tables
+            ]
+            pages = list(zip(request.pages[first : first + count], *sliding, strict=True))
         keys = [key_at(chain, at) for at in range(first, first + count)]
         load = Load(request, first, pages, keys, offered.loading, offered.computing, offered.tier)
-        self.pool.share(pages)
+        for pool, held in zip(self._pools, self._held_by(load), strict=True):
+            pool.share(held)
         self.loads.append(load)
         self.unbegun.append(load)
         request.loading = load
@@ -404,6 +553,9 @@ class Scheduler:
         if request.loading is not load:
             return 0
         request.loading = None
+        if request.tables and load.done < len(load.pages):  # it has no windows but at the end of what was to come
+            self.give_up(request)
+            return 0
         tokens = load.done * PAGE_SIZE
         request.computed += tokens
         request.hit += tokens
@@ -415,7 +567,7 @@ class Scheduler:
         else:
             self.resumed.tier += tokens
             self.resumed.computed += len(load.pages) * PAGE_SIZE - tokens
-        self._publish(request, load.first + load.done, [])
+        self._publish(request, load.first + load.done, [], [])
         return tokens
 
     def give_up(self, request: Request) -> None:
@@ -429,7 +581,18 @@ class Scheduler:
 
     def _let_go(self, load: Load) -> None:
         self.loads.remove(load)
-        self.pool.release(load.pages)
+        for pool, held in zip(self._pools, self._held_by(load), strict=True):
+            pool.release(held)
+
+    @property
+    def _pools(self) -> list[PagePool]:
+        """That of full attention, and those of the sliding groups."""
+        return [self.pool, *(window.pool for window in self.windows)]
+
+    def _held_by(self, load: Load) -> list[list[int]]:
+        """A load's pages in each pool."""
+        rows = [(page,) if isinstance(page, int) else page for page in load.pages]
+        return [[page for page in column if page >= 0] for column in zip(*rows, strict=True)]
 
     # --- leaving
 
@@ -438,7 +601,7 @@ class Scheduler:
         its first step, it has only not been admitted."""
         unseen = plan is not None and plan.drop(request)
         request.lost = request.computed
-        if cause != "error":
+        if cause != "error" and not self.windows:  # a page of theirs is of no use without those of the windows
             self.spilled += [(node, node.page) for node in request.path]
         self._wait_again(request, cause)
         if not unseen:
@@ -468,6 +631,8 @@ class Scheduler:
         request.path = []
         self.pool.release(request.pages)
         request.pages = []
+        if request.tables:
+            self._close_windows(request)
         self._slots.append(request.slot)
         request.slot = -1
         self.running.remove(request)
@@ -486,13 +651,16 @@ class Scheduler:
         """The plan is about to run, all values of its tokens are known: pages that it completes are known from now."""
         if not self.config.prefix_cache:
             return
+        self._launched = plan
         for chunk in plan.chunks.values():
             request = chunk.request
             if chunk.end // PAGE_SIZE > len(request.path):
-                self._publish(request, chunk.end // PAGE_SIZE, plan.inserted)
+                self._publish(request, chunk.end // PAGE_SIZE, plan.inserted, plan.sides)
 
-    def _publish(self, request: Request, full: int, inserted: list[Node]) -> None:
-        """Makes the request's first `full` pages known; adds to `inserted` the nodes of those that were not."""
+    def _publish(self, request: Request, full: int, inserted: list[Node], given: list[Side]) -> None:
+        """Makes the request's first `full` pages known; adds to `inserted` the nodes of those that were not, and to
+        `given` the sides. Where layers have windows, a page may be known and yet have been computed again, since its
+        sides were missing: then the request follows the known one, and gives it those."""
         request.extend_chain()
         chain, path = request.chain, request.path
         if chain is None or request.private:
@@ -502,12 +670,27 @@ class Scheduler:
             node = self.index.insert(chain, at, path[-1] if path else None, page)
             if self._computing.get(chain.digests[at]) is request:
                 del self._computing[chain.digests[at]]
+            if node is not None:
+                inserted.append(node)
+            elif self.windows:
+                node = self.index.follow(chain, at, path[-1] if path else None)
             if node is None:
                 request.private = True
                 self._compute_no_more(request)
                 break
-            inserted.append(node)
             path.append(node)
+            if self.windows and not request.protected:
+                self._give_sides(request, node, at, given)
+
+    def _give_sides(self, request: Request, node: Node, at: int, given: list[Side]) -> None:
+        """Makes the request's pages of position `at` known as the sides of a node that lacks them."""
+        for window, table in zip(self.windows, request.tables, strict=True):
+            if at < table.first:
+                continue
+            side = window.insert(node, table.pages[at])
+            if side is not None:
+                table.sides[at] = side
+                given.append(side)
 
     def withdraw(self, failed: Plan, following: Plan | None) -> None:
         """The launched plan has failed and its requests have been finished: what it was to write was never written.
@@ -517,8 +700,13 @@ class Scheduler:
                 following.retract(chunk.request)
         lost = {id(node) for node in failed.inserted}
         self.spilled = [(node, page) for node, page in self.spilled if id(node) not in lost]
-        for request in [r for r in self.running if any(id(node) in lost for node in r.path)]:
+        lost.update(map(id, failed.sides))
+        for request in [r for r in self.running if any(id(held) in lost for held in _holdings(r))]:
             self.preempt(request, following, "error")
+        for window in self.windows:
+            for side in failed.sides:
+                if side.alive and side.node.sides is not None and side.node.sides[window.number] is side:
+                    window.drop(side)
         self.index.withdraw(failed.inserted)
 
     def stalled(self, plan: Plan) -> list[tuple[Request, str]]:
@@ -534,18 +722,43 @@ class Scheduler:
     def check_integrity(self) -> None:
         """AssertionError unless pages, pins, slots and states agree. Cheap enough to run at idle."""
         tables: Iterable[list[int]] = [r.pages for r in self.running]
-        self.pool.check_integrity([*tables, self.index.pages(), *(load.pages for load in self.loads)])
+        loads = [self._held_by(load) for load in self.loads]
+        self.pool.check_integrity([*tables, self.index.pages(), *(held[0] for held in loads)])
         self.index.check_integrity(r.path for r in self.running)
+        self._check_windows()
         for request in self.running:
             assert request.state is State.RUNNING
             assert len(request.pages) * PAGE_SIZE >= request.computed
-            assert [node.page for node in request.path] == request.pages[: len(request.path)]
+            assert self.windows or [node.page for node in request.path] == request.pages[: len(request.path)]
             assert request.loading is None or request.loading in self.loads
         for request in self.waiting.values():
             assert request.state in (State.QUEUED, State.PREEMPTED)
             assert not request.pages
             assert not request.path
+            assert not request.tables
         slots = self._slots + [r.slot for r in self.running]
         assert sorted(slots) == list(range(self.config.max_running)), "a slot was lost"
         assert self.running == sorted(self.running, key=seniority)
         assert all(r.state is State.RUNNING for r in self._computing.values()), "nobody computes an awaited page"
+
+    def _check_windows(self) -> None:
+        nodes = self.index.nodes() if self.windows else []
+        for at, (window, size) in enumerate(zip(self.windows, self.config.windows, strict=True)):
+            tables = [r.tables[at] for r in self.running]
+            loads = [self._held_by(load)[1 + at] for load in self.loads]
+            window.pool.check_integrity([*(table.held for table in tables), window.pages(), *loads])
+            window.check_integrity((table.sides for table in tables), nodes)
+            for request, table in zip(self.running, tables, strict=True):
+                load = request.loading
+                goes_on = request.computed if load is None else (load.first + len(load.pages)) * PAGE_SIZE
+                assert table.first <= first_page(size, goes_on), "a page was let go that is still seen"
+                assert not any(table.pages[: table.first])
+                assert len(table.sides) == len(table.pages)
+                for page, side in zip(table.pages, table.sides, strict=True):
+                    assert side is None or not side.alive or side.page == page, "a side is of another page"
+
+
+def _holdings(request: Request) -> list[Node | Side]:
+    """What the prefix index has that a request builds on."""
+    sides = (side for table in request.tables for side in table.sides)
+    return [*request.path, *(side for side in sides if side is not None)]

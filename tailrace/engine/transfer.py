@@ -22,7 +22,7 @@ from tailrace.kv.cost import LoadCost
 from tailrace.kv.tiers import PageKey, Tier, TierStats
 
 if TYPE_CHECKING:
-    from tailrace.backends import Backend
+    from tailrace.backends import Backend, Pages
     from tailrace.engine.request import Request
     from tailrace.kv.prefix import PageChain
 
@@ -73,7 +73,7 @@ class Load:
         self,
         request: Request,
         first: int,
-        pages: Sequence[int],
+        pages: Sequence[Pages],
         keys: Sequence[PageKey],
         predicted: float,
         computing: float = 0.0,
@@ -225,7 +225,7 @@ class Transfers:
                 self._busy = on
                 self._wake.notify()
 
-    def store(self, key: PageKey, page: int, *, urgent: bool = False) -> None:
+    def store(self, key: PageKey, page: Pages, *, urgent: bool = False) -> None:
         """Copies a complete page out of the pool and queues it, unless the tier has it or is about to. Where the queue
         is full it is dropped; an urgent one pushes out the latest of those that are not."""
         digest = key.digest

@@ -10,10 +10,14 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from tailrace.kv.leaves import Leaves, is_current
 from tailrace.kv.pages import PagePool
 from tailrace.kv.retention import Lru, Policy
+
+if TYPE_CHECKING:
+    from tailrace.kv.windows import Side, WindowIndex
 
 Digest = Callable[[bytes, bytes], bytes]
 CAUSES = ("pressure", "ttl", "quota", "reset")
@@ -68,8 +72,8 @@ class Node:
     the page for good (`kept`)."""
 
     __slots__ = (
-        "children", "depth", "digest", "entry", "kept", "page", "parent", "pins", "tokens", "tree", "used", "uses",
-        "value",
+        "children", "depth", "digest", "entry", "kept", "page", "parent", "pins", "sides", "tokens", "tree", "used",
+        "uses", "value",
     )  # fmt: skip
 
     def __init__(self, digest: bytes, tokens: bytes, page: int, parent: Node | None, tree: Tree) -> None:
@@ -86,6 +90,7 @@ class Node:
         self.uses = 0  # unpins of paths through it
         self.value = 0.0  # what the policy says that it is worth, from when its last pin went
         self.entry = 0  # number of its latest entry in the heaps of leaves
+        self.sides: list[Side | None] | None = None  # its page in each sliding group; None where it has none
 
     @property
     def alive(self) -> bool:
@@ -93,39 +98,25 @@ class Node:
         return self.page >= 0
 
 
-class Leaves:
-    """A heap of evictable leaves, the least valued first, of equals the least recently used. An entry that is no longer
-    true stays until it surfaces, or until such entries are the majority; `count` is the number of true ones."""
-
-    __slots__ = ("count", "heap")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.heap: list[tuple[float, int, int, Node]] = []  # (value, last used, entry number, node); numbers are unique
-
-    def push(self, node: Node) -> None:
-        """Enters a node that has just become an evictable leaf."""
-        self.count += 1
-        heapq.heappush(self.heap, (node.value, node.used, node.entry, node))
-        if len(self.heap) > 2 * self.count + 64:
-            self.heap[:] = [entry for entry in self.heap if is_current(entry[2], entry[3])]
-            heapq.heapify(self.heap)
-
-
 class Tree:
     """All pages below one root digest: a tenant's. `leaves` is None where a tenant may have the whole pool."""
 
-    __slots__ = ("evictable", "keep", "leaves", "root")
+    __slots__ = ("evictable", "keep", "keep_sides", "leaves", "root")
 
-    def __init__(self, chain: PageChain, keep: Iterable[bytes], leaves: Leaves | None) -> None:
+    def __init__(
+        self, chain: PageChain, keep: Iterable[bytes], leaves: Leaves[Node] | None, windows: Sequence[WindowIndex]
+    ) -> None:
         self.root = Node(chain.root, b"", -1, None, self)
         self.evictable = 0  # unpinned pages
         self.leaves = leaves
         self.keep: dict[bytes, bytes] = {}  # digests and token ids of the pages that are kept for good once known
+        self.keep_sides: list[set[bytes]] = [set() for _ in windows]  # those of them that go on to be seen at their end
         for tokens in keep:
             kept = PageChain(chain.root, chain.page_bytes // 4, chain.digest)
             kept.extend(tokens)
             self.keep |= zip(kept.digests, kept.tokens, strict=True)
+            for window, digests in zip(windows, self.keep_sides, strict=True):
+                digests.update(kept.digests[window.first(len(kept)) :])
 
 
 class Listener(Protocol):
@@ -139,11 +130,6 @@ class Listener(Protocol):
 
     def cleared(self) -> None:
         """The index has just become empty because somebody asked."""
-
-
-def is_current(entry: int, node: Node) -> bool:
-    """Whether this entry number of a heap is the node's latest, and the node an evictable leaf."""
-    return entry == node.entry and node.page >= 0 and not node.pins and not node.children
 
 
 class PrefixIndex:
@@ -168,6 +154,9 @@ class PrefixIndex:
 
     `keep` are the token ids (int32 bytes, of which full pages count) of prefixes that are kept for good in the tree of
     every tenant that has computed them, `keep_pages` at most in all.
+
+    `windows` are the sliding groups of layers, which have pages of their own beside a node's (`windows`). A path is
+    usable as far as each of them has what its window reaches back to, and `match` gives no more of it.
     """
 
     def __init__(
@@ -178,7 +167,9 @@ class PrefixIndex:
         share: float = 1.0,
         keep: Sequence[bytes] = (),
         keep_pages: int = 0,
+        windows: Sequence[WindowIndex] = (),
     ) -> None:
+        self.windows = windows
         self._pool = pool
         self._policy: Policy = policy or Lru()
         self._share = int(share * pool.size) if share < 1.0 else None  # most unpinned pages of a tenant
@@ -186,7 +177,7 @@ class PrefixIndex:
         self._keep_pages = keep_pages
         self._nodes: dict[bytes, Node] = {}
         self._trees: dict[bytes, Tree] = {}
-        self._leaves = Leaves()
+        self._leaves: Leaves[Node] = Leaves()
         self._now = 0.0
         self._tick = 0
         self._entries = 0
@@ -200,7 +191,7 @@ class PrefixIndex:
         return len(self._nodes)
 
     def match(self, chain: PageChain, limit: int) -> list[Node]:
-        """The longest known path of the chain's first `limit` pages. No side effects: the nodes may be evicted as soon
+        """The longest usable path of the chain's first `limit` pages. No side effects: the nodes may be evicted as soon
         as anything else is called but `pin`."""
         tree = self._trees.get(chain.root)
         path: list[Node] = []
@@ -214,7 +205,40 @@ class PrefixIndex:
                 break
             path.append(node)
             parent = node
+        if self.windows:
+            del path[self._usable(path) :]
         return path
+
+    def _usable(self, path: Sequence[Node]) -> int:
+        """After how many nodes of a path a sequence can go on. Each page that a window lacks rules out every place from
+        which it would be seen, so none is looked at twice by the same window but for those of the last place."""
+        count, agreed = len(path), 0
+        while count and agreed < len(self.windows):
+            for window in self.windows:
+                found = window.has(path, count)
+                agreed = agreed + 1 if found == count else 0
+                if found < count:
+                    count = found
+                    break
+        return count
+
+    def follow(self, chain: PageChain, at: int, parent: Node | None) -> Node | None:
+        """The node of the chain's page number `at`, below `parent`, where it is known, pinned for a caller that has
+        computed an equal page: so that it can give it the sides that it lacks, and insert what comes after it."""
+        node = self._nodes.get(chain.digests[at])
+        tree = self._trees.get(chain.root)
+        if node is None or tree is None:
+            return None
+        if node.parent is not (parent or tree.root) or node.tokens != chain.tokens[at]:
+            return None
+        self.pin((node,))
+        return node
+
+    def replace(self, node: Node, page: int) -> None:
+        """A known page gives way to an equal one, which is complete. Nobody may hold the old one but the index."""
+        self._pool.share((page,))
+        self._pool.release((node.page,))
+        node.page = page
 
     def pin(self, path: Sequence[Node]) -> None:
         """One more pin on each node of a path that begins at a first page: none of them is evicted until `unpin`. The
@@ -268,7 +292,7 @@ class PrefixIndex:
         if parent is None:
             tree = self._trees.get(chain.root)
             if tree is None:
-                tree = Tree(chain, self._keep, Leaves() if self._share is not None else None)
+                tree = Tree(chain, self._keep, Leaves() if self._share is not None else None, self.windows)
                 self._trees[chain.root] = tree
             parent = tree.root
         else:
@@ -290,6 +314,8 @@ class PrefixIndex:
         """It is `now` (seconds, never less than before): forgets unpinned pages that the policy calls overdue, and
         returns how many. What is unpinned from here on is used at this time."""
         self._now = now
+        for window in self.windows:
+            window.advance(now)
         worth, heap, done = self._policy.overdue(now), self._leaves.heap, 0
         while heap and heap[0][0] < worth:
             *_, entry, node = heapq.heappop(heap)
@@ -327,6 +353,8 @@ class PrefixIndex:
         while (node := self._pop(self._leaves)) is not None:
             self._forget(node, "reset")
             done += 1
+        for window in self.windows:
+            window.reset()
         if self.listener is not None and done and not self._nodes:
             self.listener.cleared()
         return done
@@ -368,7 +396,7 @@ class PrefixIndex:
             assert node.pins == pins.get(id(node), 0) + node.kept, f"page {node.page} counts {node.pins} pins"
             assert node.children == children.get(id(node), 0), f"page {node.page} counts {node.children} children"
         assert self.kept == sum(node.kept for node in self._nodes.values()) <= self._keep_pages, "kept is miscounted"
-        self._check_leaves(self._leaves, self._nodes.values())
+        self._leaves.check_integrity(list(self._nodes.values()))
         assert self.evictable == sum(not node.pins for node in self._nodes.values()), "evictable is miscounted"
         members: dict[int, list[Node]] = {}
         for node in self._nodes.values():
@@ -380,18 +408,7 @@ class PrefixIndex:
             assert (tree.leaves is None) is (self._share is None)
             if tree.leaves is not None and self._share is not None:
                 assert tree.evictable <= self._share, "a tenant has more than its share"
-                self._check_leaves(tree.leaves, nodes)
-
-    def _check_leaves(self, leaves: Leaves, nodes: Iterable[Node]) -> None:
-        entries = {entry: (value, used, node) for value, used, entry, node in leaves.heap}
-        assert len(entries) == len(leaves.heap), "two entries have one number"
-        count = 0
-        for node in nodes:
-            if not node.pins and not node.children:
-                count += 1
-                found = entries.get(node.entry)
-                assert found == (node.value, node.used, node), f"page {node.page} can never be evicted"
-        assert count == leaves.count, "evictable leaves are miscounted"
+                tree.leaves.check_integrity(nodes)
 
     def _push(self, node: Node) -> None:
         """It has just become an evictable leaf."""
@@ -407,7 +424,7 @@ class PrefixIndex:
         if node.tree.leaves is not None:
             node.tree.leaves.count -= 1
 
-    def _pop(self, leaves: Leaves) -> Node | None:
+    def _pop(self, leaves: Leaves[Node]) -> Node | None:
         """The least valued leaf, which leaves this heap; None where there is none."""
         heap = leaves.heap
         while heap:
@@ -428,6 +445,10 @@ class PrefixIndex:
         assert parent is not None
         del self._nodes[node.digest]
         self._pool.release((node.page,))
+        if node.sides is not None:
+            for window, side in zip(self.windows, node.sides, strict=True):
+                if side is not None:
+                    window.drop(side, "parent")
         self._no_leaf(node)
         self.evictable -= 1
         tree.evictable -= 1

@@ -22,8 +22,8 @@ from typing import Annotated
 import msgspec
 
 from tailrace.kv.pages import PagePool
-from tailrace.kv.prefix import Node, PageChain, PrefixIndex
-from tailrace.kv.retention import ATTENTION_PARITY, POLICIES, Policy, make_policy
+from tailrace.kv.prefix import PageChain, PrefixIndex
+from tailrace.kv.retention import ATTENTION_PARITY, POLICIES, Policy, Used, make_policy
 from tailrace.terms import InvalidInput
 
 OPTIMAL = "optimal"
@@ -110,7 +110,7 @@ class Optimal:
     def __init__(self) -> None:
         self.next_uses: Sequence[float] = ()  # of the pages of the request that is about to be done
 
-    def value(self, node: Node, now: float) -> float:
+    def value(self, node: Used, now: float) -> float:
         return -self.next_uses[node.depth]
 
     def evicted(self, value: float) -> None:

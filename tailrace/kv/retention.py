@@ -9,12 +9,9 @@ lowering what is there. Times are seconds on whatever clock the caller of the in
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from tailrace.terms import InvalidInput
-
-if TYPE_CHECKING:
-    from tailrace.kv.prefix import Node
 
 POLICIES = ("lru", "lfu", "ttl", "cost")
 """The names that `make_policy` knows."""
@@ -23,10 +20,18 @@ ATTENTION_PARITY = 24_576
 the channels, where a layer has twelve weights for each of its channels squared)."""
 
 
+class Used(Protocol):
+    """A page, as a policy sees it."""
+
+    used: int  # tick of its last use
+    uses: int
+    depth: int  # pages before it
+
+
 class Policy(Protocol):
     """What the prefix index asks. Higher is worth more."""
 
-    def value(self, node: Node, now: float) -> float:
+    def value(self, node: Used, now: float) -> float:
         """The page's worth from now on. Its `used`, `uses` and `depth` are up to date."""
 
     def evicted(self, value: float) -> None:
@@ -39,7 +44,7 @@ class Policy(Protocol):
 class Lru:
     """Least recently used first: a page is worth when it was used last."""
 
-    def value(self, node: Node, now: float) -> float:
+    def value(self, node: Used, now: float) -> float:
         return node.used
 
     def evicted(self, value: float) -> None:
@@ -55,7 +60,7 @@ class Ttl:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
-    def value(self, node: Node, now: float) -> float:
+    def value(self, node: Used, now: float) -> float:
         return now
 
     def evicted(self, value: float) -> None:
@@ -74,7 +79,7 @@ class Lfu:
     def __init__(self) -> None:
         self._level = 0.0
 
-    def value(self, node: Node, now: float) -> float:
+    def value(self, node: Used, now: float) -> float:
         return self._level + node.uses
 
     def evicted(self, value: float) -> None:
@@ -103,7 +108,7 @@ class Cost:
         self._level = 0.0
         self._slope = page_tokens / parity
 
-    def value(self, node: Node, now: float) -> float:
+    def value(self, node: Used, now: float) -> float:
         return self._level + node.uses * (1.0 + (node.depth + 0.5) * self._slope)
 
     def evicted(self, value: float) -> None:

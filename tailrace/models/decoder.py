@@ -42,6 +42,15 @@ class ModelConfig:
     mlp_bias: bool = False
 
     @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """What each layer's attention is."""
+        scale = self.head_dim**-0.5
+        return tuple(
+            Attention(index, self.heads, self.kv_heads, self.head_dim, scale, window)
+            for index, window in enumerate(self.windows)
+        )
+
+    @property
     def window(self) -> int | None:
         """The smallest window of any layer, None when all attend in full."""
         return min((window for window in self.windows if window is not None), default=None)
@@ -190,7 +199,7 @@ def bind_layer(binder: Binder, config: ModelConfig, index: int, *, head_norms: b
     take, take_if = binder.take, binder.take_if
     attention_bias, output_bias, mlp_bias = config.attention_bias, config.output_bias, config.mlp_bias
     return Layer(
-        Attention(index, config.heads, config.kv_heads, config.head_dim, config.head_dim**-0.5, config.windows[index]),
+        config.attentions[index],
         input_norm=take(prefix + "input_layernorm.weight", hidden),
         q=take(prefix + "self_attn.q_proj.weight", q_width, hidden),
         k=take(prefix + "self_attn.k_proj.weight", kv_width, hidden),

@@ -130,9 +130,12 @@ class Recorder {
         table_rows_ = rows_.at(size_t(table));
         program_.embed(table, out, width);
     }
-    int64_t add_pool(int64_t pages, int kv_heads, int head_dim, const std::string &key, const std::string &value) {
-        pages_ = pages_ == 0 ? pages : std::min(pages_, pages);
-        return program_.add_pool(pages, kv_heads, head_dim, kept(key), kept(value));
+    int64_t add_pool(int64_t pages, int kv_heads, int head_dim, const std::string &key, const std::string &value, int64_t group) {
+        want(pages > 0 && group >= 0 && group < 64, "a pool needs pages, and the number of its group");
+        if (size_t(group) >= pages_.size()) pages_.resize(size_t(group) + 1);
+        int64_t &least = pages_[size_t(group)];
+        least = least == 0 ? pages : std::min(least, pages);
+        return program_.add_pool(pages, kv_heads, head_dim, kept(key), kept(value), group);
     }
     void linear(int x, const std::vector<std::tuple<int, int, int64_t, int>> &segments, bool accumulate) {
         std::vector<Program::Segment> s;
@@ -168,6 +171,7 @@ class Recorder {
         s.sequences = int64_t(context.size());
         s.wanted_count = int64_t(wanted.size());
         s.table_width = int64_t(tables.shape(1));
+        s.group_width = s.table_width / std::max<int64_t>(1, int64_t(pages_.size()));
         s.tokens = tokens.data(), s.starts = starts.data(), s.context = context.data(), s.tables = tables.data(), s.wanted = wanted.data();
         check(s, tables);
         take(sampling, "temperature", s.temperature, s.wanted_count), take(sampling, "top_p", s.top_p, s.wanted_count);
@@ -209,36 +213,41 @@ class Recorder {
         nb::gil_scoped_release release;
         return program_.wait();
     }
-    void read_page(int64_t page, Out<uint8_t> out) {
-        want(page >= 0 && page < pages_, "a page is past the pool");
-        want(int64_t(out.size()) == program_.page_bytes(), "a page's data has the wrong size");
+    void read_page(int64_t page, Out<uint8_t> out, int64_t group) {
+        check_page(group, page, int64_t(out.size()));
         uint8_t *data = out.data();
         nb::gil_scoped_release release;
-        program_.read_page(page, data);
+        program_.read_page(group, page, data);
     }
-    void write_page(int64_t page, In<uint8_t> data) {
-        want(page >= 0 && page < pages_, "a page is past the pool");
-        want(int64_t(data.size()) == program_.page_bytes(), "a page's data has the wrong size");
+    void write_page(int64_t page, In<uint8_t> data, int64_t group) {
+        check_page(group, page, int64_t(data.size()));
         const uint8_t *source = data.data();
         nb::gil_scoped_release release;
-        program_.write_page(page, source);
+        program_.write_page(group, page, source);
     }
 
   private:
+    void check_page(int64_t group, int64_t page, int64_t bytes) const {
+        want(group >= 0 && size_t(group) < pages_.size(), "there is no such group of pages");
+        want(page >= 0 && page < pages_[size_t(group)], "a page is past the pool");
+        want(bytes == program_.page_bytes(group), "a page's data has the wrong size");
+    }
     // The kernels index memory by what is in these arrays, so everything is checked here, once a step.
     void check(const Step &s, const In2<int32_t> &tables) {
         want(s.count > 0, "a step needs tokens");
         want(s.sequences > 0 && s.sequences <= max_sequences_, "too many sequences in a step");
         want(int64_t(tables.shape(0)) == s.sequences, "tables must have one row a sequence");
+        want(pages_.empty() || s.table_width % int64_t(pages_.size()) == 0, "tables must be as wide for each group of pages");
         want(s.starts[0] == 0 && s.starts[s.sequences] == s.count, "starts must cover the tokens");
         for (int64_t i = 0; i < s.sequences; i++) {
             want(s.starts[i] < s.starts[i + 1], "a sequence needs tokens");
             want(s.context[i] >= 0, "a context is negative");
             const int64_t pages = (int64_t(s.context[i]) + s.starts[i + 1] - s.starts[i] + PAGE - 1) / PAGE;
-            want(pages <= s.table_width, "a block table is too short");
-            for (int64_t p = 0; p < pages; p++) {
-                const int32_t page = s.tables[i * s.table_width + p];
-                want(page >= 0 && (page < pages_ || pages_ == 0), "a page is past the pool");
+            want(pages <= s.group_width, "a block table is too short");
+            for (size_t g = 0; g < pages_.size(); g++) {
+                const int32_t *table = s.tables + i * s.table_width + int64_t(g) * s.group_width;
+                const int64_t most = pages_[g];
+                for (int64_t p = 0; p < pages; p++) want(table[p] >= 0 && (table[p] < most || most == 0), "a page is past the pool");
             }
         }
         for (int64_t i = 0; i < s.count; i++) want(s.tokens[i] >= 0 && s.tokens[i] < table_rows_, "a token is past the embedding table");
@@ -263,7 +272,8 @@ class Recorder {
 
     nb::list keep_; // arrays that the program reads: outlives its threads
     Program program_;
-    int64_t vocab_, max_sequences_, table_rows_ = 0, pages_ = 0;
+    int64_t vocab_, max_sequences_, table_rows_ = 0;
+    std::vector<int64_t> pages_; // of each group
     std::vector<int64_t> rows_;
 };
 
@@ -312,9 +322,9 @@ NB_MODULE(_kernels, m) {
              nb::arg("end_start").noconvert(), nb::arg("ends").noconvert())
         .def("hold", [](Recorder &r, bool on) { r.program().hold(on); })
         .def("wait", &Recorder::wait)
-        .def("read_page", &Recorder::read_page, nb::arg("page"), nb::arg("out").noconvert())
-        .def("write_page", &Recorder::write_page, nb::arg("page"), nb::arg("data").noconvert())
-        .def_prop_ro("page_bytes", [](Recorder &r) { return r.program().page_bytes(); })
+        .def("read_page", &Recorder::read_page, nb::arg("page"), nb::arg("out").noconvert(), nb::arg("group"))
+        .def("write_page", &Recorder::write_page, nb::arg("page"), nb::arg("data").noconvert(), nb::arg("group"))
+        .def("page_bytes", [](Recorder &r, int64_t group) { return r.program().page_bytes(group); })
         .def("bind", &Recorder::bind)
         .def("reads", &Recorder::reads)
         .def("pools", &Recorder::pools)

@@ -76,29 +76,31 @@ int Program::rope(const float *cos, const float *sin, int64_t positions, int64_t
     return int(ropes_.size()) - 1;
 }
 
-int64_t Program::add_pool(int64_t pages, int kv_heads, int head_dim, Kept key, Kept value) {
+int64_t Program::add_pool(int64_t pages, int kv_heads, int head_dim, Kept key, Kept value, int64_t group) {
     const size_t blocks = size_t(pages) * size_t(kv_heads), keys = blocks * size_t(key_block(key, head_dim));
     const size_t both = keys + blocks * size_t(value_block(value, head_dim));
     void *p = mmap(nullptr, both, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();
     mapped_.emplace_back(p, both);
     kv_bytes_ += int64_t(both);
-    caches_.push_back({{key, value, static_cast<uint8_t *>(p), static_cast<uint8_t *>(p) + keys}, kv_heads, head_dim});
+    caches_.push_back({{key, value, static_cast<uint8_t *>(p), static_cast<uint8_t *>(p) + keys}, kv_heads, head_dim, group});
     return int64_t(caches_.size()) - 1;
 }
 
-int64_t Program::page_bytes() const {
+int64_t Program::page_bytes(int64_t group) const {
     int64_t bytes = 0;
     for (const Cache &c : caches_) {
+        if (c.group != group) continue;
         const int64_t value = c.kv.value == Kept::BF16 ? int64_t(sizeof(uint16_t)) * PAGE * c.head_dim : value_block(c.kv.value, c.head_dim);
         bytes += c.kv_heads * (key_block(c.kv.key, c.head_dim) + value);
     }
     return bytes;
 }
 
-// Calls copy(where it lies, bytes) for each part of a page that lies in one piece, in the order of the block.
-template <class Copy> void Program::each_part(int64_t page, Copy copy) const {
+// Calls copy(where it lies, bytes) for each part of a group's page that lies in one piece, in the order of the block.
+template <class Copy> void Program::each_part(int64_t group, int64_t page, Copy copy) const {
     for (const Cache &c : caches_) {
+        if (c.group != group) continue;
         const int64_t keys = c.kv_heads * key_block(c.kv.key, c.head_dim), block = c.kv_heads * value_block(c.kv.value, c.head_dim);
         copy(c.kv.keys + page * keys, size_t(keys));
         uint8_t *values = c.kv.values + page * block;
@@ -112,15 +114,15 @@ template <class Copy> void Program::each_part(int64_t page, Copy copy) const {
     }
 }
 
-void Program::read_page(int64_t page, uint8_t *out) const {
-    each_part(page, [&](const uint8_t *part, size_t bytes) {
+void Program::read_page(int64_t group, int64_t page, uint8_t *out) const {
+    each_part(group, page, [&](const uint8_t *part, size_t bytes) {
         std::memcpy(out, part, bytes);
         out += bytes;
     });
 }
 
-void Program::write_page(int64_t page, const uint8_t *data) {
-    each_part(page, [&](uint8_t *part, size_t bytes) {
+void Program::write_page(int64_t group, int64_t page, const uint8_t *data) {
+    each_part(group, page, [&](uint8_t *part, size_t bytes) {
         std::memcpy(part, data, bytes);
         data += bytes;
     });
@@ -234,8 +236,8 @@ void Program::sample(int logits) {
     ops_.push_back(op);
 }
 
-Sequence Program::sequence(int64_t s) const {
-    return {step_.starts[s], step_.starts[s + 1] - step_.starts[s], step_.context[s], step_.tables + s * step_.table_width};
+Sequence Program::sequence(int64_t s, int64_t group) const {
+    return {step_.starts[s], step_.starts[s + 1] - step_.starts[s], step_.context[s], step_.tables + s * step_.table_width + group * step_.group_width};
 }
 
 // Tasks of the step's attention: runs of queries; or, where a few sequences decode alone, runs of KV pieces, so that
@@ -428,7 +430,7 @@ void Program::work_attend(const Op &op, int64_t task, int thread) {
     const AttentionPlan &plan = plans_[op.plan];
     const Unit &u = plan.units[size_t(task)];
     const AttentionArgs a = arguments(op);
-    const Sequence s = sequence(u.sequence);
+    const Sequence s = sequence(u.sequence, caches_[size_t(op.pool)].group);
     float *scratch = scratch_[size_t(thread)].data();
     if (!plan.split) {
         k_->attend(a, s, u.kv_head, u.first, u.count, scratch);
@@ -533,7 +535,7 @@ void Program::work_rows(const Op &op, int64_t from, int64_t to, int64_t rows, in
             const Cache &c = caches_[size_t(op.pool)];
             const int64_t position = position_[size_t(r)];
             const int64_t owner = owner_[size_t(r)], slot = position % PAGE;
-            const int32_t page = step_.tables[owner * step_.table_width + position / PAGE];
+            const int32_t page = step_.tables[owner * step_.table_width + c.group * step_.group_width + position / PAGE];
             // The last row of a sequence leaves its page clean; where it is the only one, whoever wrote the slot before did.
             const bool last = r + 1 == step_.starts[owner + 1] && (slot == 0 || r > step_.starts[owner]);
             k_->store_kv(row(op.x, r) + op.xc, row(op.y, r) + op.yc, int64_t(page) * PAGE + slot, last, op.kv_heads, op.head_dim, c.kv);

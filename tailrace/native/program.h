@@ -18,7 +18,7 @@ namespace tailrace {
 // One step, as arrays of the caller; see backends.Batch for what each means.
 struct Step {
     const int32_t *tokens, *starts, *context, *tables, *wanted;
-    int64_t count, sequences, table_width, wanted_count;
+    int64_t count, sequences, table_width, group_width, wanted_count; // a row of tables has group_width pages for each group
     const float *temperature, *top_p, *min_p, *presence, *frequency, *repetition, *bias_value;
     const int32_t *top_k, *position, *forced, *logprobs, *seen_start, *seen_token, *seen_count, *bias_start, *bias_token;
     const uint64_t *seed;
@@ -55,7 +55,8 @@ class Program {
     int weight(const Packed &w);
     int vector(const float *data, int64_t count); // copied, padded with zeros to 32
     int rope(const float *cos, const float *sin, int64_t positions, int64_t half); // kept by the caller
-    int64_t add_pool(int64_t pages, int kv_heads, int head_dim, Kept key, Kept value); // KV of one layer; returns its number
+    // KV of one layer, whose pages are those of a group's column of the block tables; returns its number.
+    int64_t add_pool(int64_t pages, int kv_heads, int head_dim, Kept key, Kept value, int64_t group);
 
     struct Segment {
         int weight, out, bias; // bias: a vector or -1
@@ -99,13 +100,12 @@ class Program {
     const std::vector<std::pair<void *, size_t>> &pools() const { return mapped_; } // all KV
     const char *kernels() const { return k_->name; }
     int64_t kv_bytes() const { return kv_bytes_; }
-    // One page of every layer as one block: layer by layer, a page's keys and then its values, those in bf16
-    // without their padding. Any
-    // thread may copy a page beside a running step, as long as no step that runs or is launched meanwhile writes it (or,
-    // for `write_page`, reads it).
-    int64_t page_bytes() const;
-    void read_page(int64_t page, uint8_t *out) const;
-    void write_page(int64_t page, const uint8_t *data);
+    // One page of every layer of a group as one block: layer by layer, a page's keys and then its values, those in bf16
+    // without their padding. Any thread may copy a page beside a running step, as long as no step that runs or is launched
+    // meanwhile writes it (or, for `write_page`, reads it).
+    int64_t page_bytes(int64_t group) const;
+    void read_page(int64_t group, int64_t page, uint8_t *out) const;
+    void write_page(int64_t group, int64_t page, const uint8_t *data);
     // Nanoseconds thread 0 spent in each kind of operation since the last call, when profiling is on.
     void profile(bool on) { profiling_ = on; }
     std::vector<std::pair<std::string, int64_t>> profiled();
@@ -154,6 +154,7 @@ class Program {
     struct Cache {
         Kv kv;
         int kv_heads, head_dim;
+        int64_t group;
     };
     // Operations that go together, and the rows they work on: one, or several that each handle a row by itself. Those
     // in `after` follow when it is complete, on the thread that completes it: too little work to be shared.
@@ -200,7 +201,7 @@ class Program {
 
     float *row(int b, int64_t r) { return buffers_[size_t(b)].data.data() + r * buffers_[size_t(b)].ld; }
     void need_quantised(int b);
-    Sequence sequence(int64_t s) const;
+    Sequence sequence(int64_t s, int64_t group = 0) const;
     void plan_attention(AttentionPlan &plan);
     int64_t prepare(const Op &op, int64_t rows);
     bool work(const Stage &stage, Progress &p, int64_t task, uint32_t step, int thread);
@@ -233,7 +234,7 @@ class Program {
     bool finish(const Stage &stage, Progress &p, uint32_t step, int thread, int64_t patience);
     AttentionArgs arguments(const Op &op);
     int64_t chunk_rows(int64_t rows) const;
-    template <class Copy> void each_part(int64_t page, Copy copy) const;
+    template <class Copy> void each_part(int64_t group, int64_t page, Copy copy) const;
 
     const Kernels *k_;
     const int threads_;

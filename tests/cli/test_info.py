@@ -56,3 +56,11 @@ def test_a_model_with_nothing_to_quantise_is_shown_and_said_to_be_so(run: Run, s
     assert ended.returncode == 0
     assert "92.1 MiB" in ended.stdout
     assert "--quantize int4 changes nothing" in ended.stderr
+
+
+def test_the_pool_that_serve_would_make(run: Run, tmp_path: Path) -> None:
+    folder = str(random_llama.write(tmp_path / "m"))
+    info = json.loads(run("info", folder, "--json", "--kv-tokens", "4096").stdout)
+    assert info["kv_pool_bytes"] == 4096 * info["kv_bytes_per_token"]
+    assert info["groups"] == [{"window": None, "layers": 2}]
+    assert "KV pool" in run("info", folder, "--kv-tokens", "4096").stdout

@@ -81,6 +81,7 @@ def arrivals() -> st.SearchStrategy[Arrival]:
 def configs(draw: st.DrawFn, policy: str = "lru") -> EngineConfig:
     """Pools that are too small for what comes, with and without tenants' shares and pinned prefixes."""
     kv_tokens = draw(st.sampled_from([240, 256, 400, 1024, 4096]))
+    windows = draw(st.sampled_from([(), (), (1,), (20,), (100,), (40, 130)]))
     pinned = draw(st.sampled_from([(), (), (tuple(STEMS[0][:40]), tuple(STEMS[1][:16]))]))
     longest = kv_tokens - 2 * 48 if pinned else 230  # two tenants with three pages each
     return EngineConfig(
@@ -103,6 +104,7 @@ def configs(draw: st.DrawFn, policy: str = "lru") -> EngineConfig:
         kv_tenant_share=draw(st.sampled_from([1.0, 1.0, 0.3])),
         kv_pin=pinned,
         tenants=2,
+        windows=windows,
     )
 
 
@@ -140,7 +142,8 @@ def check(driver: Driver, scenario: list[Arrival], config: EngineConfig) -> None
         assert sum(kind in (EventKind.FINISHED, EventKind.FAILED) for kind in kinds) == 1
         assert kinds[-1] in (EventKind.FINISHED, EventKind.FAILED)
         assert kinds.count(EventKind.TOKEN) == len(driver.tokens[request])
-        assert kinds.count(EventKind.PREEMPTED) <= config.max_preemptions
+        lost = [event for event in driver.events_of(request, EventKind.PREEMPTED) if event.cause != "kv_load"]
+        assert len(lost) <= config.max_preemptions
         if driver.finish_of(request) in ("stop", "length"):
             times = [event.at for event in driver.events_of(request)]
             assert times == sorted(times)

@@ -324,7 +324,8 @@ def test_whatever_the_tier_does_tokens_are_those_of_alone_and_pages_return(
     steps that fail; `before`: what an earlier server has left in the tier."""
     tier = MemoryTier()
     for n, one in enumerate(before):
-        driver = Driver(EngineConfig(kv_tokens=4096), vocab=VOCAB, eos_ids=[7], tier=tier)
+        earlier = EngineConfig(kv_tokens=4096, windows=config.windows)
+        driver = Driver(earlier, vocab=VOCAB, eos_ids=[7], tier=tier)
         driver.submit(f"b{n}", one.prompt, one.max_tokens, tenant=one.outer.get("tenant", ""))
         driver.run()
     counts = {"tier": 0, "step": 0}

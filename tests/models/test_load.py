@@ -246,7 +246,8 @@ def test_what_info_says_of_a_model() -> None:
     assert info.weight_bytes == 4 * stored
     # Declared head_dim 12, not hidden / heads = 8; 2 kv heads, 2 layers, keys and values, two bytes each.
     assert info.kv_bytes_per_token == 2 * 2 * 2 * 12 * 2
-    assert info.kv_bytes_per_context == 2 * 2 * 12 * 2 * (10 + 512)  # one layer's window is 10
+    assert info.kv_bytes_per_context == 2 * 2 * 12 * 2 * (512 + 512)  # one window is 10, but a step takes all of it
+    assert [(group.window, len(group.layers)) for group in info.groups] == [(None, 1), (10, 1)]
     assert list(info.formats.values()) == [(len(checkpoint.tensors), 4 * stored)]
 
 

@@ -13,11 +13,12 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace.backends import Batch, Ends, Format, Forward, Result, Weight
+from tailrace.backends import Batch, Ends, Format, Forward, Pages, Result, Weight
 from tailrace.backends.cpu.nodes import Node, find, place, spread
 from tailrace.backends.cpu.record import Compiler, Recorder
 from tailrace.backends.cpu.store import VERSION, TileStore
 from tailrace.backends.cpu.threads import usable_cores
+from tailrace.backends.groups import PageGroup, layer_groups
 from tailrace.backends.kvdtype import Kept, KvDtype, parse
 from tailrace.terms import ModelError
 
@@ -55,12 +56,13 @@ def as_floats(weight: Weight) -> NDArray[np.float32]:
 class CpuBackend:
     """Runs batches of a model on this machine's cores. Bitwise batch-invariant.
 
-    `pages`: size of the KV pool. `step_tokens`: most tokens of one batch. `max_running`: most sequences of one batch.
-    `kernels`: one of `available_kernels()`; None takes the best. `kv_dtype`, or its name: how keys and values are kept.
-    `cache_dir`: where repacked weights are kept; None keeps none, and `variant` is part of the file's name where the
-    weights are not as the model's files have them. `vocab_limit`: token ids at or past it are never drawn (padding rows
-    of the head). `nodes`: the NUMA nodes to use, by default those that the calling thread is allowed on; that thread is
-    bound to the first one if they are several (`nodes.place`), and is to be the one that calls `wait`.
+    `pages`: size of the KV pool; one for each of `groups` where there are several. `step_tokens`: most tokens of one
+    batch. `max_running`: most sequences of one batch. `kernels`: one of `available_kernels()`; None takes the best.
+    `kv_dtype`, or its name: how keys and values are kept. `cache_dir`: where repacked weights are kept; None keeps
+    none, and `variant` is part of the file's name where the weights are not as the model's files have them.
+    `vocab_limit`: token ids at or past it are never drawn (padding rows of the head). `nodes`: the NUMA nodes to use,
+    by default those that the calling thread is allowed on; that thread is bound to the first one if they are several
+    (`nodes.place`), and is to be the one that calls `wait`.
     """
 
     name = "cpu"
@@ -70,7 +72,7 @@ class CpuBackend:
         self,
         model: Weighted,
         *,
-        pages: int,
+        pages: Pages,
         max_context: int,
         step_tokens: int,
         max_running: int,
@@ -81,6 +83,7 @@ class CpuBackend:
         variant: str = "",
         vocab_limit: int | None = None,
         nodes: Sequence[Node] | None = None,
+        groups: Sequence[PageGroup] | None = None,
     ) -> None:
         from tailrace.native import _kernels
 
@@ -109,7 +112,11 @@ class CpuBackend:
         self._armed: tuple[Batch, Result] | None = None
         recorder = Recorder()
         logits = model.forward(recorder)
-        Compiler(self._program, self._store, as_floats, pages, max_context, kv_dtype).compile(recorder.nodes, logits)
+        layers = layer_groups(groups, model.attentions, pages)
+        self._groups = range(len(groups or (None,)))
+        compiler = Compiler(self._program, self._store, as_floats, layers, max_context, kv_dtype)
+        compiler.compile(recorder.nodes, logits)
+        self._sizes = [self._program.page_bytes(group) for group in self._groups]
         if len(nodes) > 1:
             place(self._program, nodes, self._store.copy)
         else:
@@ -127,7 +134,7 @@ class CpuBackend:
 
     @property
     def page_bytes(self) -> int:
-        return self._program.page_bytes
+        return sum(self._sizes)
 
     @property
     def numerics(self) -> str:
@@ -138,13 +145,29 @@ class CpuBackend:
             build = hashlib.file_digest(file, "sha256").hexdigest()
         return f"{NUMERICS} {self.kernels} {self._kept} {build}"
 
-    def read_page(self, page: int, out: bytearray | None = None) -> bytearray:
+    def read_page(self, page: Pages, out: bytearray | None = None) -> bytearray:
         out = bytearray(self.page_bytes) if out is None else out
-        self._program.read_page(page, out)
+        if isinstance(page, int):
+            self._program.read_page(page, out, 0)
+            return out
+        begin, view = 0, memoryview(out)
+        for group, (one, size) in enumerate(zip(page, self._sizes, strict=True)):
+            if size:
+                self._program.read_page(one, view[begin : begin + size], group)
+            begin += size
         return out
 
-    def write_page(self, page: int, data: bytes | bytearray | memoryview) -> None:
-        self._program.write_page(page, data)
+    def write_page(self, page: Pages, data: bytes | bytearray | memoryview) -> None:
+        if isinstance(page, int):
+            self._program.write_page(page, data, 0)
+            return
+        if len(data) != self.page_bytes:
+            raise ValueError(f"a page takes {self.page_bytes} bytes, not {len(data)}")
+        begin, view = 0, memoryview(data)
+        for group, (one, size) in enumerate(zip(page, self._sizes, strict=True)):
+            if size and one >= 0:
+                self._program.write_page(one, view[begin : begin + size], group)
+            begin += size
 
     @property
     def mapped(self) -> bool:

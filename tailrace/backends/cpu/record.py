@@ -8,7 +8,7 @@ their output to int8 on the way where an integer kernel reads it, and rotations 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -112,12 +112,13 @@ class Place:
 
 @dataclass
 class Compiler:
-    """Writes recorded nodes into a native program. `packed` gives the tiles of a matrix, `floats` a vector's values."""
+    """Writes recorded nodes into a native program. `packed` gives the tiles of a matrix, `floats` a vector's values,
+    `groups` each layer's group and the number of its pages."""
 
     program: _kernels.Program
     packed: Callable[[Weight], NDArray[np.uint8]]
     floats: Callable[[Weight], NDArray[np.float32]]
-    pages: int
+    groups: Mapping[int, tuple[int, int]]
     max_context: int
     kv_dtype: KvDtype = BF16
     _places: dict[Node, Place] = field(default_factory=dict)
@@ -320,7 +321,8 @@ class Compiler:
         assert spec is not None
         q, k, v = inputs
         key, value = self.kv_dtype.of(spec.layer)
-        pool = self.program.add_pool(self.pages, spec.kv_heads, spec.head_dim, str(key), str(value))
+        group, pages = self.groups[spec.layer]
+        pool = self.program.add_pool(pages, spec.kv_heads, spec.head_dim, str(key), str(value), group)
         self.program.attention(
             q.buffer,
             q.column,

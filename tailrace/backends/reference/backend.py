@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tailrace.backends import PAGE_SIZE, Batch, Forward, Inline, Result, Weight
+from tailrace.backends import PAGE_SIZE, Batch, Forward, Inline, Pages, Result, Weight
+from tailrace.backends.groups import PageGroup, layer_groups
 from tailrace.backends.kvdtype import KvDtype, parse
 from tailrace.backends.reference.dequantize import dequantize
 from tailrace.backends.reference.kept import as_read
@@ -18,11 +21,11 @@ VERSION = 1
 
 
 class ReferenceBackend(Inline):
-    """Runs a model in numpy. `pages` is the number of KV pages of PAGE_SIZE tokens; `dtype` is that of all arithmetic;
-    keys and values are rounded as `kv_dtype` (or its name) keeps them before anything reads them.
-    `quantised_activations` rounds the input of linear layers with quantised weights as the cpu backend does.
-    `batch_invariant` computes row by row: slower, and then a request's bits do not depend on its company.
-    `vocab_limit`: token ids at or past it are never drawn (padding rows of the head)."""
+    """Runs a model in numpy. `pages` is the number of KV pages of PAGE_SIZE tokens, one for each of `groups` where
+    there are several; `dtype` is that of all arithmetic; keys and values are rounded as `kv_dtype` (or its name) keeps
+    them before anything reads them. `quantised_activations` rounds the input of linear layers with quantised weights as
+    the cpu backend does. `batch_invariant` computes row by row: slower, and then a request's bits do not depend on its
+    company. `vocab_limit`: token ids at or past it are never drawn (padding rows of the head)."""
 
     name = "reference"
     kernels = "numpy"
@@ -31,12 +34,13 @@ class ReferenceBackend(Inline):
         self,
         model: Forward,
         *,
-        pages: int,
+        pages: Pages,
         dtype: type[np.floating[Any]] = np.float32,
         kv_dtype: KvDtype | str = "f32",
         quantised_activations: bool = False,
         batch_invariant: bool = False,
         vocab_limit: int | None = None,
+        groups: Sequence[PageGroup] | None = None,
     ) -> None:
         self._model = model
         self._vocab_limit = vocab_limit
@@ -47,8 +51,10 @@ class ReferenceBackend(Inline):
         self.batch_invariant = batch_invariant
         self._values: dict[int, tuple[Weight, Array]] = {}
         self._pages: dict[int, tuple[Array, Array]] = {}
+        self._groups = layer_groups(groups, model.attentions, pages)
+        self._group_count = len(groups or (None,))
         for spec in model.attentions:
-            shape = (pages, PAGE_SIZE, spec.kv_heads, spec.head_dim)
+            shape = (self._groups[spec.layer][1], PAGE_SIZE, spec.kv_heads, spec.head_dim)
             self._pages[spec.layer] = (np.zeros(shape, dtype), np.zeros(shape, dtype))
 
     @property
@@ -69,20 +75,26 @@ class ReferenceBackend(Inline):
         modes = f"{self._kv_dtype.name} {self._quantised_activations} {self.batch_invariant}"
         return f"reference-{VERSION} numpy-{np.__version__} {np.dtype(self._dtype)} {modes}"
 
-    def read_page(self, page: int, out: bytearray | None = None) -> bytearray:
+    def read_page(self, page: Pages, out: bytearray | None = None) -> bytearray:
         out = bytearray(self.page_bytes) if out is None else out
-        out[:] = b"".join(array[page].tobytes() for both in self._pages.values() for array in both)
+        out[:] = b"".join(array[one].tobytes() for array, one in self._arrays(page))
         return out
 
-    def write_page(self, page: int, data: bytes | bytearray | memoryview) -> None:
+    def write_page(self, page: Pages, data: bytes | bytearray | memoryview) -> None:
         if len(data) != self.page_bytes:
             raise ValueError(f"a page takes {self.page_bytes} bytes, not {len(data)}")
         begin = 0
-        for both in self._pages.values():
-            for array in both:
-                part = np.frombuffer(data, array.dtype, array[page].size, begin)
-                array[page] = part.reshape(array.shape[1:])
-                begin += part.nbytes
+        for array, one in self._arrays(page):
+            part = np.frombuffer(data, array.dtype, array[0].size, begin)
+            if one >= 0:
+                array[one] = part.reshape(array.shape[1:])
+            begin += part.nbytes
+
+    def _arrays(self, page: Pages) -> list[tuple[Array, int]]:
+        """Keys and values of every layer, group by group, and which of their pages it is."""
+        pages = (page,) if isinstance(page, int) else page
+        ordered = sorted(self._pages, key=lambda layer: self._groups[layer][0])
+        return [(array, pages[self._groups[layer][0]]) for layer in ordered for array in self._pages[layer]]
 
     def run(self, batch: Batch) -> Result:
         ops = NumpyOps(
@@ -108,6 +120,11 @@ class ReferenceBackend(Inline):
 
     def pages(self, layer: int) -> tuple[Array, Array]:
         return self._pages[layer]
+
+    def tables(self, layer: int, batch: Batch) -> NDArray[np.int32]:
+        width = batch.tables.shape[1] // self._group_count
+        group = self._groups[layer][0]
+        return batch.tables[:, group * width : (group + 1) * width]
 
     def as_kept(self, k: Array, v: Array, layer: int) -> tuple[Array, Array]:
         key, value = self._kv_dtype.of(layer)

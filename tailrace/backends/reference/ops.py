@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.backends import PAGE_SIZE, Attention, Batch, Format, Rope, Weight
+from tailrace.backends.groups import first_page
 
 Array = NDArray[Any]
 """float32 or float64, as the backend was made."""
@@ -25,6 +26,10 @@ class Store(Protocol):
 
     def pages(self, layer: int) -> tuple[Array, Array]:
         """Keys and values: [pages, PAGE_SIZE, kv_heads, head_dim]."""
+        ...
+
+    def tables(self, layer: int, batch: Batch) -> NDArray[np.int32]:
+        """The layer's columns of the block tables: [sequences, pages]."""
         ...
 
     def as_kept(self, k: Array, v: Array, layer: int) -> tuple[Array, Array]:
@@ -93,7 +98,8 @@ class NumpyOps:
             rows = needed[(needed >= begin) & (needed < end)]
             if len(rows) == 0:
                 continue
-            keys, values = self._gather(sequence, int(batch.context[sequence]) + end - begin, spec)
+            context = int(batch.context[sequence])
+            keys, values = self._gather(sequence, context, context + end - begin, spec)
             step = 1 if self._invariant else QUERY_CHUNK
             for at in range(0, len(rows), step):
                 some = rows[at : at + step]
@@ -121,18 +127,24 @@ class NumpyOps:
         """Stores the batch's keys and values into its pages, rounded to what they can hold."""
         key_pages, value_pages = self._store.pages(spec.layer)
         sequence = np.repeat(np.arange(len(self._batch.context)), np.diff(self._batch.starts))
-        page = self._batch.tables[sequence, self._positions // PAGE_SIZE]
+        page = self._store.tables(spec.layer, self._batch)[sequence, self._positions // PAGE_SIZE]
         slot = self._positions % PAGE_SIZE
         shape = (len(k), spec.kv_heads, spec.head_dim)
         kept = self._store.as_kept(k.reshape(shape), v.reshape(shape), spec.layer)
         key_pages[page, slot], value_pages[page, slot] = kept
 
-    def _gather(self, sequence: int, length: int, spec: Attention) -> tuple[Array, Array]:
-        """A sequence's keys and values in order: [length, kv_heads, head_dim]."""
-        table = self._batch.tables[sequence, : -(-length // PAGE_SIZE)]
-        shape = (-1, spec.kv_heads, spec.head_dim)
-        key_pages, value_pages = self._store.pages(spec.layer)
-        return key_pages[table].reshape(shape)[:length], value_pages[table].reshape(shape)[:length]
+    def _gather(self, sequence: int, context: int, length: int, spec: Attention) -> tuple[Array, Array]:
+        """A sequence's keys and values in order, zero where queries from `context` on see none:
+        [length, kv_heads, head_dim]."""
+        skipped = 0 if spec.window is None else first_page(spec.window, context)
+        table = self._store.tables(spec.layer, self._batch)[sequence, skipped : -(-length // PAGE_SIZE)]
+        shape = (length, spec.kv_heads, spec.head_dim)
+        found = []
+        for pages in self._store.pages(spec.layer):
+            values = np.zeros(shape, self._dtype)
+            values[skipped * PAGE_SIZE :] = pages[table].reshape(-1, *shape[1:])[: length - skipped * PAGE_SIZE]
+            found.append(values)
+        return found[0], found[1]
 
     def _attend(self, q: Array, positions: Array, keys: Array, values: Array, spec: Attention) -> Array:
         """softmax(q k / scale) v over what each query sees. q is [rows, kv_heads, group, head_dim]."""
