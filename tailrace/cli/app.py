@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tailrace.cli import chat, generate, info, kv, machine, options, pull, serve
+from tailrace.cli import chat, generate, info, keys, kv, machine, options, pull, serve
 
 app = typer.Typer(
     name="tailrace",
@@ -50,3 +50,4 @@ app.command("chat")(chat.command)
 app.command("generate")(generate.command)
 app.command("machine")(machine.command)
 app.add_typer(kv.app, name="kv")
+app.add_typer(keys.app, name="keys")
