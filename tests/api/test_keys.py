@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tailrace.api.access import store
 from tailrace.api.access.store import Quota
 from tests.api.conftest import Running, serving, until
+from tests.api.stand import CRASH, FIRST_BYTE
 
 CHAT = {"model": "stand", "messages": [{"role": "user", "content": "hello there"}]}
 
@@ -107,6 +108,8 @@ def test_headers_tell_what_is_left_and_settle_to_usage(keyed: Keyed) -> None:
     left = 1000 - usage.total_tokens - usage.prompt_tokens - 60
     assert streamed.headers["x-ratelimit-remaining-tokens"] == str(left)  # what it may take, until it has ended
     assert keyed.settled(key, "tokens") == 1000 - 2 * usage.total_tokens
+    several = ask(keyed.server.client(key), n=3).usage  # whose prompt counts once, as in the usage
+    assert keyed.settled(key, "tokens") == 1000 - 2 * usage.total_tokens - several.total_tokens
 
 
 def test_requests_per_minute_are_refused_with_the_time_to_wait(keyed: Keyed) -> None:
@@ -161,7 +164,9 @@ def test_a_tenants_keys_share_limits_and_cached_prefixes(keyed: Keyed) -> None:
 
     def cached(key: str) -> int:
         messages = [{"role": "user", "content": "what the team knows " * 10}]
-        return int(ask(keyed.server.client(key), messages=messages).usage.prompt_tokens_details.cached_tokens)
+        return int(
+            ask(keyed.server.client(key), messages=messages, max_tokens=1).usage.prompt_tokens_details.cached_tokens
+        )
 
     assert cached(one) == 0
     assert cached(other) > 0
@@ -259,3 +264,13 @@ def test_a_refusal_leaves_a_line_by_its_request_id(keyed: Keyed) -> None:
     assert (line["status"], line["code"], "key" in line) == (401, "invalid_api_key", False)
     assert "swordfish" not in "".join(keyed.server.log)
     assert key not in "".join(keyed.server.log)
+
+
+def test_what_the_server_fails_costs_nothing(keyed: Keyed) -> None:
+    key = keyed.key("unlucky", limits=Quota(requests_per_minute=2, tokens_per_minute=100))
+    body = {"model": "stand", "prompt": [FIRST_BYTE, CRASH], "max_tokens": 50}
+    answer = keyed.server.post("/v1/completions", body, headers=bearer(key))
+    assert answer.status_code == 503
+    until(lambda: keyed.server.get("/health/ready").status_code == 200, "the next engine")
+    assert keyed.settled(key, "tokens") == 100
+    assert keyed.settled(key, "requests") == 0  # the two that asked

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.api.errors import HttpError
 from tailrace.terms import InvalidInput
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tailrace.api.access.account import Account, Lease
     from tailrace.api.access.store import Key, Keys, Quota
 
@@ -63,7 +64,7 @@ class Guard:
             *((_digest(key.encode()), "admin") for key in admin_keys),
         ]
         self._asks = bool(keys) or file is not None
-        self._file = Path(file).expanduser() if file is not None else None
+        self._file: Path | None = None
         self._clock, self._wall_clock = clock, wall_clock
         self._entries: dict[str, tuple[bytes, Key]] = {}
         self._quotas: dict[tuple[str, str], Quota] = {}
@@ -73,9 +74,12 @@ class Guard:
         self._nobody = os.urandom(32)  # what an unknown id is compared with
         self.limited: dict[tuple[str, str], int] = dict.fromkeys(product(KINDS, WHATS), 0)
         """Requests that a limit has refused, by whose limit and which."""
-        if self._file is not None:
+        if file is not None:
+            from pathlib import Path
+
             from tailrace.api.access import store
 
+            self._file = Path(file).expanduser()
             self._seen = _look(self._file)
             self.take(store.read(self._file))
 
