@@ -41,17 +41,19 @@ MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", 
 
 class Connections:
     """Every connection of one server, and what they share. `answered` hears of the statuses of refusals that never
-    become an exchange."""
+    become an exchange, `refused` of them and of the id that the client is told."""
 
     def __init__(
         self,
         application: Callable[[Exchange], Awaitable[None]],
         timeouts: Timeouts,
         answered: Callable[[str, int], None],
+        refused: Callable[[str, HttpError], object] = lambda _id, _error: None,
     ) -> None:
         self.application = application
         self.timeouts = timeouts
         self.answered = answered
+        self.refused = refused
         self.date = b""
         self.open: set[Connection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -403,7 +405,9 @@ class Connection(asyncio.Protocol):
     def _say(self, error: HttpError) -> None:
         self.shared.answered("other", error.status)
         body = error.body()
-        rows = [*error.headers(), (b"x-request-id", f"req-{os.urandom(12).hex()}".encode())]
+        name = f"req-{os.urandom(12).hex()}"
+        self.shared.refused(name, error)
+        rows = [*error.headers(), (b"x-request-id", name.encode())]
         rows.append((b"content-length", b"%d" % len(body)))
         self.transport.write(head(error.status, self.shared.date, rows, close=True) + body)
         self._linger()
@@ -417,7 +421,8 @@ class Connection(asyncio.Protocol):
         self._backlog = b""
         if self.transport.is_closing():
             return
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS cannot say it for one side only
+            self.transport.write_eof()
         self._read(True)
         self._arm(LINGER_SECONDS, self._close)
 

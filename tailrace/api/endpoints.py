@@ -36,8 +36,24 @@ async def read(service: Service, exchange: Exchange, decoder: msgspec.json.Decod
     try:
         data = await exchange.body(settings.limits.body_bytes, settings.timeouts.body, service.bodies)
         return schema.decode(decoder, data)
+    except InvalidInput as error:
+        if error.code != "unknown_parameter" or settings.unknown_parameters != "warn":
+            raise
+        return pass_over(decoder, data, exchange)
     finally:
         exchange.release(service.bodies)
+
+
+def pass_over(decoder: msgspec.json.Decoder[T], data: bytes, exchange: Exchange) -> T:
+    """The body without its unknown parameters, which a header of the answer names. Raises InvalidInput."""
+    from tailrace.api import unknown
+
+    try:
+        data, names = unknown.without(data, decoder.type)
+    except (ValueError, RecursionError) as error:
+        raise schema.explain(error) from None
+    exchange.extra.append(unknown.header(names))
+    return schema.decode(decoder, data)
 
 
 async def chat_completions(service: Service, exchange: Exchange) -> None:
@@ -176,6 +192,7 @@ async def metrics(service: Service, exchange: Exchange) -> None:
     """GET /metrics."""
     client = service.client
     service.settle()
+    service.metrics.limits(service.guard.limited)
     service.metrics.gauges(client.gauges, client.baseline, client.restarts)
     data = await asyncio.to_thread(
         service.metrics.render, ready=client.ready, healthy=client.healthy, restarts=client.restarts

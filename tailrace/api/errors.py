@@ -23,6 +23,7 @@ class HttpError(TailraceError):
         retry_after: float | None = None,
         allow: str | None = None,
         close: bool = False,
+        retry: bool = True,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -31,6 +32,7 @@ class HttpError(TailraceError):
         self.code = code
         self.retry_after = retry_after
         self.allow = allow
+        self.retry = retry  # where false, the official clients do not send it again by themselves
         self.close = close  # what follows on this connection is not to be read
 
     def body(self) -> bytes:
@@ -44,6 +46,8 @@ class HttpError(TailraceError):
         rows = [(b"content-type", b"application/json")]
         if self.retry_after is not None:
             rows.append((b"retry-after", str(max(1, math.ceil(self.retry_after))).encode()))
+        if not self.retry:
+            rows.append((b"x-should-retry", b"false"))
         if self.status == 401:
             rows.append((b"www-authenticate", b"Bearer"))
         if self.allow is not None:

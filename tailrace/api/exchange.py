@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from tailrace.api.errors import HttpError, unavailable
 
 if TYPE_CHECKING:
+    from tailrace.api.access.account import Lease
+    from tailrace.api.access.guard import Caller
     from tailrace.api.connection import Connection
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -25,6 +27,7 @@ PHRASES = {
     200: b"OK",
     400: b"Bad Request",
     401: b"Unauthorized",
+    403: b"Forbidden",
     404: b"Not Found",
     405: b"Method Not Allowed",
     408: b"Request Timeout",
@@ -61,7 +64,9 @@ class Exchange:
     chunks: bool  # the client understands an answer in chunks
     keep_alive: bool  # the connection goes on after this
     id: str = ""
-    tenant: str = ""
+    caller: Caller | None = None
+    lease: Lease | None = None
+    extra: list[tuple[bytes, bytes]] = field(default_factory=list)  # more headers of the answer, whatever it is
     status: int = 0
     received: float = field(default_factory=time.monotonic)
     whole: bool = False  # all of the body has come
@@ -102,6 +107,11 @@ class Exchange:
         await self._waiter
 
     # The request
+
+    @property
+    def tenant(self) -> str:
+        """What salts the prefix cache for whoever asks."""
+        return self.caller.tenant if self.caller is not None else ""
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of that (lower-case) name."""
@@ -230,7 +240,9 @@ class Exchange:
         self.status = status
         if self._awaited:  # and now it may send its body or not
             self.keep_alive = False
-        rows = [*rows, (b"x-request-id", self.id.encode())]
+        rows = [*rows, (b"x-request-id", self.id.encode()), *self.extra]
+        if self.lease is not None:
+            rows += self.lease.headers()
         return head(status, self.line.shared.date, rows, close=not self.keep_alive)
 
     async def _room(self) -> None:

@@ -1,18 +1,19 @@
 """The application: routes, keys, request ids, and errors as answers. Nothing lies between it and a stream.
 
-The ten routes are a table rather than a framework's (docs/decisions/0004).
+The routes are a table rather than a framework's (docs/decisions/0004).
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from tailrace.api import endpoints
+from tailrace.api.access.guard import ANYONE
 from tailrace.api.errors import HttpError, as_http
 from tailrace.api.exchange import ClientGone, Exchange, request_id
 from tailrace.api.service import Service
@@ -23,27 +24,45 @@ Endpoint = Callable[[Service, Exchange], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Route:
-    """`name` labels metrics; open routes need no key."""
+    """`name` labels metrics; open routes need no key, others one with the scope (None: any key)."""
 
     method: str
     endpoint: Endpoint
     name: str
     open: bool = False
+    scope: Literal["inference", "admin"] | None = "inference"
+
+    @property
+    def limited(self) -> bool:
+        """Whether a call counts as a request of its key: what makes the server work for somebody does."""
+        return self.method == "POST" and self.scope == "inference" and not self.open
 
 
 ROUTES: dict[str, Route] = {
     "/v1/chat/completions": Route("POST", endpoints.chat_completions, "chat"),
     "/v1/completions": Route("POST", endpoints.completions, "completions"),
-    "/v1/models": Route("GET", endpoints.models, "models"),
+    "/v1/models": Route("GET", endpoints.models, "models", scope=None),
     "/tokenize": Route("POST", endpoints.tokenize, "tokenize"),
     "/detokenize": Route("POST", endpoints.detokenize, "detokenize"),
     "/health": Route("GET", endpoints.health, "health", open=True),
     "/health/live": Route("GET", endpoints.health, "health", open=True),
     "/health/ready": Route("GET", endpoints.health, "health", open=True),
-    "/metrics": Route("GET", endpoints.metrics, "metrics"),
-    "/version": Route("GET", endpoints.version, "version"),
+    "/metrics": Route("GET", endpoints.metrics, "metrics", scope=None),
+    "/version": Route("GET", endpoints.version, "version", scope=None),
 }
-MODEL = Route("GET", endpoints.model, "models")
+MODEL = Route("GET", endpoints.model, "models", scope=None)
+ADMIN = "/admin/"
+ADMIN_ROUTES = {
+    "state": ("GET", "state"),
+    "requests": ("GET", "requests"),
+    "abort": ("POST", "abort"),
+    "pause": ("POST", "pause"),
+    "resume": ("POST", "resume"),
+    "drain": ("POST", "drain"),
+    "reset_prefix_cache": ("POST", "reset_prefix_cache"),
+    "log_level": ("POST", "log_level"),
+}
+"""Method and function (of `api.admin`, which is imported when somebody administers) by what follows /admin/."""
 
 
 def route_of(path: str, method: str) -> Route:
@@ -51,6 +70,8 @@ def route_of(path: str, method: str) -> Route:
     route = ROUTES.get(path)
     if route is None and path.startswith("/v1/models/"):
         route = MODEL
+    if route is None and path.startswith(ADMIN):
+        route = admin_route(path.removeprefix(ADMIN))
     if route is None:
         shown = path if len(path) <= 200 else path[:200] + "..."
         raise HttpError(404, f"there is nothing at {shown}", code="not_found")
@@ -61,30 +82,19 @@ def route_of(path: str, method: str) -> Route:
     return route
 
 
-class Keys:
-    """The accepted keys, as digests: comparing them takes the same time whatever was sent."""
+def admin_route(name: str) -> Route | None:
+    """The route of an admin endpoint; None where there is none."""
+    found = ADMIN_ROUTES.get("requests" if name.startswith("requests/") else name)
+    if found is None:
+        return None
+    method, function = found
 
-    def __init__(self, keys: tuple[str, ...]) -> None:
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+    async def endpoint(service: Service, exchange: Exchange) -> None:
+        from tailrace.api import admin
 
-    def tenant(self, authorization: bytes | None) -> str:
-        """Who asks: the digest of the key, or "" where no keys are configured. Raises HttpError 401."""
-        if not self._digests:
-            return ""
-        from hmac import compare_digest  # only where there are keys: it is a start's milliseconds
+        await admin.ENDPOINTS[function](service, exchange)
 
-        scheme, _, given = (authorization or b"").partition(b" ")
-        digest = hashlib.sha256(given.strip()).digest()
-        matches = [compare_digest(digest, one) for one in self._digests]
-        if scheme.lower() != b"bearer" or not any(matches):
-            what = "no API key was given" if authorization is None else "the API key is not valid"
-            raise HttpError(
-                401,
-                f"{what}: send the header Authorization: Bearer KEY",
-                kind="authentication_error",
-                code="invalid_api_key",
-            )
-        return digest.hex()
+    return Route(method, endpoint, "admin", scope="admin")
 
 
 class Front:
@@ -92,29 +102,54 @@ class Front:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self._keys = Keys(service.settings.api_keys)
+        self._guard = service.guard
+        self._cors = None
+        if service.settings.cors_origins:
+            from tailrace.api.cors import Cors
+
+            self._cors = Cors(service.settings.cors_origins)
 
     async def __call__(self, exchange: Exchange) -> None:
         """One exchange, from the routing to the last byte."""
         exchange.id = request_id(exchange.header(b"x-request-id"), lambda: f"req-{os.urandom(12).hex()}")
         name = "other"
         try:
+            if self._cors is not None and not exchange.path.startswith(ADMIN):
+                exchange.extra += self._cors.headers(exchange)
+                allowed = self._cors.preflight(exchange)
+                if allowed is not None:
+                    await exchange.answer(200, b"", allowed)
+                    return
             route = route_of(exchange.path, exchange.method)
             name = route.name
-            if not route.open:
-                exchange.tenant = self._keys.tenant(exchange.header(b"authorization"))
-            await route.endpoint(self.service, exchange)
+            await self._enter(route, exchange)
         except TailraceError as error:
-            await self._refuse(exchange, as_http(error))
+            await self._refuse(exchange, as_http(error), name)
         except ClientGone:
             exchange.status = 499
         except Exception:  # noqa: BLE001 - a fault in one request must not reach the others
             traceback.print_exc(file=sys.stderr)
             message = "an internal error; the server's log has more"
-            await self._refuse(exchange, HttpError(500, message, kind="server_error", code="internal_error"))
-        self.service.metrics.answered(name, exchange.status)
+            await self._refuse(exchange, HttpError(500, message, kind="server_error", code="internal_error"), name)
+        finally:
+            if exchange.lease is not None and exchange.caller is not None:
+                count = exchange.status < 500 and exchange.status != 429
+                self._guard.leave(exchange.caller, exchange.lease, count=count)
+            self.service.metrics.answered(name, exchange.status)
 
-    async def _refuse(self, exchange: Exchange, error: HttpError) -> None:
+    async def _enter(self, route: Route, exchange: Exchange) -> None:
+        """Who asks, whether they may, and the answer."""
+        caller = ANYONE if route.open else self._guard.identify(exchange.header(b"authorization"), route.scope)
+        exchange.caller = caller
+        if route.limited:
+            self.service.need_unpaused()
+            exchange.lease = self._guard.lease(caller)
+            if exchange.lease is not None:
+                exchange.lease.enter()
+        await route.endpoint(self.service, exchange)
+
+    async def _refuse(self, exchange: Exchange, error: HttpError, name: str) -> None:
+        self.service.refused(exchange, error, name)
         if exchange.status == 0:
             await exchange.refuse(error)
         else:

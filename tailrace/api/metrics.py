@@ -7,7 +7,7 @@ prometheus library only renders, and is imported at the first scrape.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -45,8 +45,19 @@ TIER_COUNTERS = {
 RESUMED = ("ram", "tier", "computed")
 """Where what a preempted request had computed comes from when it goes on (`Gauges.resumed`)."""
 REASONS = ("stop", "length", "abort", "error", "timeout")
-ENDPOINTS = ("chat", "completions", "models", "tokenize", "detokenize", "health", "metrics", "version", "other")
-STATUSES = (200, 400, 401, 404, 405, 408, 413, 415, 429, 431, 499, 500, 503)
+ENDPOINTS = (
+    "chat",
+    "completions",
+    "models",
+    "tokenize",
+    "detokenize",
+    "health",
+    "metrics",
+    "version",
+    "admin",
+    "other",
+)
+STATUSES = (200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 499, 500, 503)
 """499: the client left before its answer was complete."""
 
 
@@ -119,6 +130,7 @@ class Metrics:
         }
         self._ttft = self.histograms["time_to_first_token_seconds"]
         self._itl = self.histograms["inter_token_latency_seconds"]
+        self.limited: dict[tuple[str, str], int] = {}
         self._step_tokens = 0
         self._ready: Ready | None = None
 
@@ -179,6 +191,10 @@ class Metrics:
         """An HTTP request got its status."""
         key = (endpoint if endpoint in ENDPOINTS else "other", status if status in STATUSES else 500)
         self.totals.http[key] += 1
+
+    def limits(self, refused: Mapping[tuple[str, str], int]) -> None:
+        """Requests that limits have refused so far, by whose limit and which; the pairs are always the same."""
+        self.limited = dict(refused)
 
     def gauges(self, gauges: Gauges, baseline: Gauges | None, incarnation: int) -> None:
         """The scheduler's state. Its counters start again with each engine, at `baseline`; ours keep rising."""
@@ -425,6 +441,12 @@ class _Families:
         for (endpoint, status), count in sorted(self._metrics.totals.http.items()):
             http.add_metric([endpoint, str(status)], count)
         yield http
+        limited = CounterMetricFamily(
+            "tailrace_limited_requests", "Requests that a limit of a key or tenant refused.", labels=["of", "limit"]
+        )
+        for (kind, what), count in sorted(self._metrics.limited.items()):
+            limited.add_metric([kind, what], count)
+        yield limited
         phases = CounterMetricFamily("tailrace_phase_seconds", "Time of ended requests, by phase.", labels=["phase"])
         for phase, seconds in self._metrics.totals.phases.items():
             phases.add_metric([phase.value], seconds)

@@ -21,6 +21,7 @@ from tailrace.terms import ModelError, TailraceError
 
 if TYPE_CHECKING:
     import asyncio
+    import ssl
 
     from tailrace.api.connection import Connections
     from tailrace.api.service import Service
@@ -53,6 +54,7 @@ def run(
     started = time.monotonic() if started_at is None else started_at
     try:
         settings.check()
+        tls = tls_of(settings)
         listener = listen(settings)
     except BaseException:
         if engine is not None:
@@ -69,7 +71,7 @@ def run(
 
         laps.lap("imports")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            server = Server(settings, listener, engine, load_text or text_of, laps, report or to_stderr)
+            server = Server(settings, listener, engine, load_text or text_of, laps, report or to_stderr, tls)
             return runner.run(server.main())
     finally:
         engine.kill()
@@ -98,6 +100,15 @@ def listen(settings: Settings) -> socket.socket:
     listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener
+
+
+def tls_of(settings: Settings) -> ssl.SSLContext | None:
+    """The context of a server with a certificate; None for plain HTTP. Raises InvalidInput."""
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    from tailrace.api import tls
+
+    return tls.load(settings.tls_cert, settings.tls_key)
 
 
 def text_of(settings: Settings) -> Text:
@@ -143,12 +154,14 @@ class Server:
         load_text: TextLoader,
         laps: Laps,
         report: Print,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._settings = settings
         self._listener = listener
         self._engine = engine
         self._load_text = load_text
         self._laps = laps
+        self._tls = tls
         self._report: Print = (lambda _line: None) if settings.quiet else report
         self._started = laps.last - sum(laps.laps.values())
         self._signals = 0
@@ -176,11 +189,12 @@ class Server:
         from tailrace.api.front import Front
         from tailrace.api.service import Service
 
-        service = Service(settings, client)
-        connections = Connections(Front(service), times, service.metrics.answered)
-        listening = await loop.create_server(connections.accept, sock=self._listener, backlog=BACKLOG)
+        service = Service(settings, client, stop=self._stop.set)
+        connections = Connections(Front(service), times, service.metrics.answered, service.malformed)
+        listening = await self._listen(loop, connections)
         self._laps.lap("http")
         housekeeping = asyncio.create_task(self._housekeeping(service, connections))
+        following = asyncio.create_task(service.guard.follow(to_stderr)) if service.guard.follows else None
         try:
             started = await self._start(service, loading)
             if started:
@@ -191,10 +205,38 @@ class Server:
             return 0 if started or self._signals else 1
         finally:
             housekeeping.cancel()
+            if following is not None:
+                following.cancel()
             listening.close()
             connections.close()
             await client.close()
             await asyncio.sleep(0)
+
+    async def _listen(self, loop: asyncio.AbstractEventLoop, connections: Connections) -> asyncio.Server:
+        if self._tls is None:
+            return await loop.create_server(connections.accept, sock=self._listener, backlog=BACKLOG)
+        loop.add_signal_handler(signal.SIGHUP, self._renew)
+        return await loop.create_server(
+            connections.accept,
+            sock=self._listener,
+            backlog=BACKLOG,
+            ssl=self._tls,
+            ssl_handshake_timeout=self._settings.timeouts.header,
+        )
+
+    def _renew(self) -> None:
+        """Reads the certificate again."""
+        from tailrace.api import tls
+
+        assert self._tls is not None
+        assert self._settings.tls_cert is not None
+        assert self._settings.tls_key is not None
+        try:
+            tls.reload(self._tls, self._settings.tls_cert, self._settings.tls_key)
+        except TailraceError as error:
+            to_stderr(f"tailrace: {error}; the certificate that was read before still is the one")
+        else:
+            to_stderr("tailrace: the certificate was read again")
 
     async def _start(self, service: Service, loading: asyncio.Task[Text]) -> bool:
         """Waits for the text and the engine; prints the report. False where the server cannot start."""
@@ -246,9 +288,10 @@ class Server:
         there = " ".join(f"{name} {seconds * 1000:.0f}" for name, seconds in ready.phases.items())
         host = self._settings.host
         shown = "127.0.0.1" if host in ("0.0.0.0", "::", *LOOPBACK) else host
-        url = f"http://{f'[{shown}]' if ':' in shown else shown}:{self._listener.getsockname()[1]}"
+        scheme = "http" if self._tls is None else "https"
+        url = f"{scheme}://{f'[{shown}]' if ':' in shown else shown}:{self._listener.getsockname()[1]}"
         name = service.settings.model_name
-        key = ' -H "Authorization: Bearer $TAILRACE_API_KEY"' if self._settings.api_keys else ""
+        key = ' -H "Authorization: Bearer $TAILRACE_API_KEY"' if self._settings.api_keys or self._settings.keys else ""
         body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
         lines = (
             f"Ready in {took:.2f} s. Milliseconds here: {here}; in the engine: {there}",

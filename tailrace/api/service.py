@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from tailrace.api.access.guard import Guard
 from tailrace.api.errors import HttpError, unavailable
 from tailrace.api.exchange import EVENT_STREAM, BodyBudget, Exchange
 from tailrace.api.generation import Choice, Delta, Generation
@@ -23,7 +25,7 @@ from tailrace.api.shapes import DONE, Facts, Shape, usage_of
 from tailrace.engine.client import EngineClient
 from tailrace.engine.protocol import Ready, SamplingParams, Submit
 from tailrace.ledger.book import Book
-from tailrace.ledger.log import Write, request_line, to_stderr
+from tailrace.ledger.log import Write, refusal_line, request_line, to_stderr
 from tailrace.ledger.timeline import Timeline, as_json
 from tailrace.terms import Event, EventKind, Overloaded, TailraceError
 
@@ -35,6 +37,13 @@ INLINE_ROWS = 20_000
 """Tokens, times what is told of each, that are turned into JSON in a few milliseconds."""
 FOLD_STEPS = 16
 """Steps of plain tokens that are folded together."""
+RECENT = 1000
+"""Lines of ended requests that admin endpoints can still show."""
+LOGGED_TOKENS = 8192
+"""Most of a prompt that the log shows, where it shows prompts."""
+FREE = ("engine_unavailable", "engine_error", "internal_error", "service_unavailable", "overloaded", "aborted")
+"""Codes of errors with which the server fails a request: it costs nothing then."""
+LogLevel = Literal["off", "requests", "prompts"]
 
 
 @dataclass
@@ -46,8 +55,11 @@ class Service:
     text: Text | None = None
     write_log: Write = to_stderr
     draining: bool = False
+    paused: bool = False
+    stop: Callable[[], object] = lambda: None
+    """Drains and ends the server."""
     created: int = field(default_factory=lambda: int(time.time()))
-    exchanges: set[Exchange] = field(default_factory=set)
+    exchanges: dict[Exchange, Plan] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(
@@ -55,6 +67,11 @@ class Service:
         )
         self.book = Book(self._closed, self.metrics.observe)
         self.bodies = BodyBudget(self.settings.limits.bodies_bytes)
+        self.guard = Guard(self.settings.api_keys, self.settings.admin_keys, self.settings.keys)
+        self.log_level: LogLevel = "off"
+        if self.settings.log_requests:
+            self.log_level = "prompts" if self.settings.log_prompts else "requests"
+        self.recent: deque[tuple[frozenset[str], str]] = deque(maxlen=RECENT if self.guard.administered else 0)
         self._facts: dict[str, Mapping[str, Any]] = {}
         self._table: TokenBytes | None = None
         self._unfolded: list[Sequence[Event]] = []
@@ -79,15 +96,52 @@ class Service:
     def _closed(self, timeline: Timeline) -> None:
         facts = self._facts.pop(timeline.request, {})
         self.metrics.closed(timeline)
-        if self.settings.log_requests:
-            self.write_log(request_line(timeline, facts))
+        if self.log_level == "off" and not self.guard.administered:
+            return
+        line = request_line(timeline, facts)
+        if self.log_level != "off":
+            self.write_log(line)
+        if self.guard.administered:
+            request = timeline.request
+            names = frozenset((request, request.partition(".")[0], str(facts.get("http_request", ""))))
+            if "prompt" in facts:
+                line = request_line(timeline, {name: fact for name, fact in facts.items() if name != "prompt"})
+            self.recent.append((names, line))
+
+    def refused(self, exchange: Exchange, error: HttpError, endpoint: str) -> None:
+        """A request ended with an error: its line, by the id that the client was told."""
+        facts: dict[str, Any] = {"endpoint": endpoint, "http_request": exchange.id, "method": exchange.method}
+        facts |= {**who(exchange), "status": error.status, "code": error.code, "param": error.param}
+        facts["e2e_ms"] = round((time.monotonic() - exchange.received) * 1000, 3)
+        line = refusal_line(facts)
+        if self.log_level != "off":
+            self.write_log(line)
+        if exchange.caller is not None and endpoint != "admin":  # a stranger's would push out the others
+            self.recent.append((frozenset((exchange.id,)), line))
+
+    def malformed(self, name: str, error: HttpError) -> None:
+        """Something that is no request got an answer with this id."""
+        if self.log_level != "off":
+            facts = {"endpoint": "other", "http_request": name, "status": error.status, "code": error.code}
+            self.write_log(refusal_line(facts))
 
     # State
 
     @property
     def ready(self) -> bool:
         """Whether a request would be served now."""
-        return self.text is not None and self.client.healthy and not self.draining
+        return self.text is not None and self.client.healthy and not self.draining and not self.paused
+
+    def need_unpaused(self) -> None:
+        """Raises HttpError 503 while the server is paused."""
+        if self.paused:
+            raise HttpError(
+                503,
+                "the server is paused by its operator",
+                kind="service_unavailable",
+                code="paused",
+                retry_after=5.0,
+            )
 
     def need(self) -> tuple[Text, Ready]:
         """What serving needs. Raises HttpError 503 while it is not there."""
@@ -157,18 +211,24 @@ class Service:
         limits = self.settings.limits
         if self.client.held + len(choices) > limits.in_flight:
             raise Overloaded(f"{self.client.held} requests are in flight; at most {limits.in_flight} are possible")
+        if exchange.lease is not None:
+            if exchange.lease.revoked:
+                raise revoked()
+            exchange.lease.charge(plan.most_tokens, "max_tokens")
         timeout = self.settings.timeouts.request
         now = time.monotonic()
         asked = plan.asked
         facts: dict[str, Any] = {"endpoint": endpoint, "model": self.settings.model_name, "http_request": exchange.id}
-        facts |= {"stream": asked.stream, "user": asked.user, "metadata": asked.metadata}
+        facts |= {"stream": asked.stream, "user": asked.user, "metadata": asked.metadata, **who(exchange)}
         facts = {key: value for key, value in facts.items() if value is not None}
         self.metrics.submitted(asked.n, choices[0].params.max_tokens)
         sent: list[str] = []
         try:
             for choice in choices:
                 self.book.open(choice.request, exchange.received, keep_times=asked.token_times)
-                self._facts[choice.request] = {**facts, "max_tokens": choice.params.max_tokens}
+                own = self._facts[choice.request] = {**facts, "max_tokens": choice.params.max_tokens}
+                if self.log_level == "prompts" and self.text is not None:
+                    own["prompt"] = self.text.decode(choice.prompt[:LOGGED_TOKENS], skip_special=False)
                 self.book.add([Event(choice.request, EventKind.SUBMITTED, time.monotonic())])
                 message = Submit(
                     choice.request,
@@ -196,32 +256,58 @@ class Service:
         self.book.add([Event(request, EventKind.DELIVERED, now) for request in requests])
 
     @contextmanager
-    def attended(self, exchange: Exchange, generation: Generation) -> Iterator[None]:
-        """While inside, a client that hangs up ends the generation; on leaving, whatever still runs is aborted."""
+    def attended(self, plan: Plan, exchange: Exchange) -> Iterator[None]:
+        """While inside, a client that hangs up ends the generation, and so does the end of its key; on leaving,
+        whatever still runs is aborted, and what it took is settled."""
+        generation = plan.generation
 
         async def watch() -> None:
             await exchange.gone()
             generation.leave()
 
         watcher = asyncio.get_running_loop().create_task(watch())
-        self.exchanges.add(exchange)
+        if exchange.lease is not None:
+            exchange.lease.on_revoked = lambda: generation.fail(revoked())
+        self.exchanges[exchange] = plan
         requests = [choice.request for choice in generation.choices]
         try:
             yield
         finally:
-            self.exchanges.discard(exchange)
+            del self.exchanges[exchange]
             watcher.cancel()
+            self.settle_lease(plan, exchange)
             self.client.abort(choice.request for choice in generation.choices if choice.finish is None)
             self.delivered(requests)
 
+    def settle_lease(self, plan: Plan, exchange: Exchange) -> None:
+        """Settles with the limits of its key what the work took: prompts that the engine has taken up, and the tokens
+        that came out. What the server itself failed costs nothing."""
+        if exchange.lease is None:
+            return
+        generation, tokens = plan.generation, 0
+        if generation.error is None or generation.error.code not in FREE:
+            self.settle()
+            choices, n = generation.choices, plan.asked.n
+            for at in range(0, len(choices), n):
+                group = choices[at : at + n]
+                tokens += sum(choice.output_tokens for choice in group)
+                if any(choice.finish is not None or self._admitted(choice) for choice in group):
+                    tokens += len(group[0].prompt)
+        exchange.lease.settle(tokens)
+
+    def _admitted(self, choice: Choice) -> bool:
+        fold = self.book.fold(choice.request)
+        return fold is not None and fold.admitted is not None
+
     async def respond(self, plan: Plan, exchange: Exchange, shape: Shape) -> None:
         """Streams or answers a submitted plan. Raises HttpError only while nothing has been sent."""
-        with self.attended(exchange, plan.generation):
+        with self.attended(plan, exchange):
             await plan.generation.started()
             if plan.asked.stream:
                 await self._stream(plan, exchange, shape)
             else:
                 deltas = await plan.generation.whole()
+                self.settle_lease(plan, exchange)  # so that the answer's headers say what is left
                 if not plan.generation.gone:
                     choices = plan.generation.choices
                     fields = {"usage": usage_of(choices, plan.asked.n), **self._timeline(plan)}
@@ -285,6 +371,13 @@ class Plan:
     name: str
     created: int
 
+    @property
+    def most_tokens(self) -> int:
+        """Of all prompts, and of the longest answers that there can be."""
+        choices = self.generation.choices
+        prompts = sum(len(choice.prompt) for choice in choices[:: self.asked.n])
+        return prompts + sum(choice.params.max_tokens for choice in choices)
+
     def facts(self, model: str) -> Facts:
         """For its shape."""
         return Facts(
@@ -296,6 +389,24 @@ class Plan:
             usage_field=self.asked.include_usage or self.asked.continuous_usage,
             continuous_usage=self.asked.continuous_usage,
         )
+
+
+def revoked() -> HttpError:
+    """Ends what runs with a key that is none any more."""
+    return HttpError(
+        401,
+        "the API key was revoked while the request ran",
+        kind="authentication_error",
+        code="invalid_api_key",
+        retry=False,
+    )
+
+
+def who(exchange: Exchange) -> dict[str, str]:
+    """Key and tenant of whoever asks, for logs."""
+    caller = exchange.caller
+    named = {} if caller is None else {"key": caller.key, "tenant": caller.group}
+    return {name: value for name, value in named.items() if value}
 
 
 async def compose(

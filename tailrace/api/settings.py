@@ -81,7 +81,18 @@ class Settings:
     port: int = 8000
     """0 takes a free port (the printed URL says which)."""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
-    """Accepted bearer keys. Needed when `host` is not loopback. Each key is its own prefix-cache tenant."""
+    """Accepted bearer keys, each a prefix-cache tenant of its own. These, or `keys`, are needed when `host` is not
+    loopback."""
+    admin_keys: tuple[str, ...] = field(default=(), repr=False)
+    """Bearer keys for the admin endpoints, and for nothing else."""
+    keys: str | None = None
+    """File of keys with tenants, scopes, limits and an end (`api.access.store`), followed while the server runs."""
+    tls_cert: str | None = None
+    """File with the server's certificate (PEM); None serves plain HTTP. SIGHUP reads it and its key again."""
+    tls_key: str | None = None
+    """File with the certificate's private key (PEM, without a password)."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose web pages may use the API; "*" is any."""
 
     kv_tokens: int | None = None
     """Tokens of the KV pool; None chooses from the memory that is free (see `engine.process`)."""
@@ -137,6 +148,10 @@ class Settings:
     """One JSON line a request on standard error: its timeline and sizes, never its text."""
     quiet: bool = False
     """Print no start-up report."""
+    log_prompts: bool = False
+    """The lines have the prompts too, as they were sent to the model."""
+    unknown_parameters: str = "refuse"
+    """"refuse": a body with a parameter that nobody knows is 400. "warn": it is passed over, and a header names it."""
     template_args: bool = True
     """Accept `chat_template_kwargs` (values for the model's own template, such as enable_thinking) from clients."""
 
@@ -155,14 +170,7 @@ class Settings:
 
     def check(self) -> None:
         """Raises InvalidInput, naming the setting and the remedy, where the settings contradict themselves."""
-        if self.host not in LOOPBACK and not self.api_keys:
-            raise InvalidInput(
-                f"host {self.host} can be reached from other machines, so an API key is needed: give --api-key "
-                "(or TAILRACE_API_KEY), or stay on 127.0.0.1",
-                param="api_keys",
-            )
-        if any(not key or not key.isascii() or key != key.strip() for key in self.api_keys):
-            raise InvalidInput("an API key must be non-empty ASCII without surrounding blanks", param="api_keys")
+        self._check_access()
         if not 0 <= self.port <= 65535:
             raise InvalidInput(f"port {self.port} is outside 0..65535", param="port")
         for name in ("step_tokens", "max_running", "max_waiting"):
@@ -205,8 +213,53 @@ class Settings:
         if self.backend not in ("cpu", "reference"):
             raise InvalidInput(f'backend must be "cpu" or "reference", not "{self.backend}"', param="backend")
 
+    def _check_access(self) -> None:
+        if self.host not in LOOPBACK and not self.api_keys and self.keys is None:
+            raise InvalidInput(
+                f"host {self.host} can be reached from other machines, so an API key is needed: give --keys, "
+                "--api-key-file, --api-key (or TAILRACE_API_KEY), or stay on 127.0.0.1",
+                param="api_keys",
+            )
+        for name in ("api_keys", "admin_keys"):
+            if any(not key or not key.isascii() or key != key.strip() for key in getattr(self, name)):
+                raise InvalidInput("an API key must be non-empty ASCII without surrounding blanks", param=name)
+        if self.keys is not None:
+            self._key_tenants()
+        if (self.tls_cert is None) != (self.tls_key is None):
+            missing = "tls_key" if self.tls_key is None else "tls_cert"
+            raise InvalidInput(
+                f"--tls-cert and --tls-key need each other: --{missing.replace('_', '-')} is missing", param=missing
+            )
+        if self.cors_origins:
+            from tailrace.api import cors
+
+            cors.check(self.cors_origins)
+        if self.unknown_parameters not in ("refuse", "warn"):
+            raise InvalidInput(
+                f'unknown_parameters must be "refuse" or "warn", not "{self.unknown_parameters}"',
+                param="unknown_parameters",
+            )
+        if self.log_prompts and not self.log_requests:
+            raise InvalidInput("--log-prompts is of use only with --log-requests", param="log_prompts")
+        for name, value in vars(self.limits).items():
+            if value < 1:
+                raise InvalidInput(f"the limit {name} must be at least 1, not {value}", param="limits")
+
+    def _key_tenants(self) -> int:
+        """Tenants of the keys file as it is now. Raises InvalidInput where that is wrong."""
+        from pathlib import Path
+
+        from tailrace.api.access import store
+
+        assert self.keys is not None
+        keys = store.read(Path(self.keys).expanduser()).keys
+        return len({key.tenant or key.digest for key in keys if key.revoked is None and "inference" in key.scopes})
+
     def engine(self) -> EngineSpec:
         """What the engine process needs to know of all this."""
+        tenants = len(set(self.api_keys))
+        if self.kv_pin and self.keys is not None:  # only pinned prefixes need to know
+            tenants += self._key_tenants()
         return EngineSpec(
             model=self.model,
             backend=self.backend,
@@ -225,7 +278,7 @@ class Settings:
             kv_ttl=self.kv_ttl or 0.0,
             kv_tenant_share=self.kv_tenant_share,
             kv_pin=self.kv_pin,
-            tenants=max(1, len(set(self.api_keys))),
+            tenants=max(1, tenants),
             kv_events=self.kv_events,
             kv_events_replay=self.kv_events_replay,
             kv_events_key=self.kv_events_key,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tailrace.cli import chat, evaluate, generate, info, kv, machine, options, pull, serve
+from tailrace.cli import chat, evaluate, generate, info, keys, kv, machine, options, pull, serve
 
 app = typer.Typer(
     name="tailrace",
@@ -51,3 +51,4 @@ app.command("generate")(generate.command)
 app.command("machine")(machine.command)
 app.add_typer(kv.app, name="kv")
 app.add_typer(evaluate.app, name="eval")
+app.add_typer(keys.app, name="keys")

@@ -35,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(given: list[str]) -> int:
     if given[:1] == ["serve"] and "_TAILRACE_COMPLETE" not in os.environ:
+        if any(word.startswith("--api-key") for word in given):
+            from tailrace.cli import arguments
+
+            arguments.hide("--api-key")  # before the engine is forked, which would show it as well
         from tailrace.cli import options
 
         values = options.parse(given[1:], options.SERVE)

@@ -79,6 +79,15 @@ SERVE = Declaration(
         Option("--api-key", str, "Key that clients must send; may be repeated. Safer: TAILRACE_API_KEY in the "
                "environment, or --api-key-file.", _NETWORK, many=True, metavar="KEY"),
         Option("--api-key-file", str, "File with one key a line.", _NETWORK, metavar="FILE"),
+        Option("--keys", str, "File of keys with tenants and limits, made by `tailrace keys create`; changes to it are "
+               "followed.", _NETWORK, metavar="FILE"),
+        Option("--admin-key-file", str, "File with one key a line for the admin endpoints. Default: "
+               "TAILRACE_ADMIN_KEY in the environment.", _NETWORK, metavar="FILE"),
+        Option("--tls-cert", str, "Certificate (PEM) to serve HTTPS with; SIGHUP reads it again.", _NETWORK,
+               metavar="FILE"),
+        Option("--tls-key", str, "The certificate's private key (PEM, no password).", _NETWORK, metavar="FILE"),
+        Option("--cors-origin", str, "Origin whose web pages may use the API, or *; may be repeated.", _NETWORK,
+               many=True, metavar="ORIGIN"),
         Option("--served-name", str, "Name that clients ask for; may be repeated, the first one is in the answers.",
                _NETWORK, many=True, metavar="NAME"),
         Option("--kv-events", str, "Address to publish KV events at, for routers: tcp://127.0.0.1:5557.", _NETWORK,
@@ -110,6 +119,8 @@ SERVE = Declaration(
                "4GiB", metavar="SIZE"),
         Option("--kv-key-file", str, "File with the key that those pages are authenticated with, at least 32 bytes. "
                "Default: one in the directory, made at the first start.", _CAPACITY, metavar="FILE"),
+        Option("--limit", str, "What a request may be at most: choices=8, body_bytes=1000000, stop_strings, logprobs "
+               "and others (docs/keys.md); may be repeated.", _CAPACITY, many=True, metavar="NAME=NUMBER"),
         Option("--threads", int, "Compute threads. Default: one a core.", _COMPUTE),
         Option("--kernels", str, "Instruction path. Default: the best that this machine has.", _COMPUTE,
                choices=("portable", "avx2", "avx512", "amx", "neon", "dotprod")),
@@ -129,6 +140,9 @@ SERVE = Declaration(
                "~/.cache/tailrace.", _OTHER, metavar="DIR"),
         Option("--template-args", bool, "Let clients pass chat_template_kwargs.", _OTHER, True),
         Option("--log-requests", bool, "Log one JSON line a request: times and sizes, never text.", _OTHER, True),
+        Option("--log-prompts", bool, "Log what was asked, too: for debugging.", _OTHER, False),
+        Option("--unknown-parameters", str, "What becomes of parameters that nobody knows: refuse the request, or pass "
+               "over them and name them in a header.", _OTHER, "refuse", choices=("refuse", "warn")),
         Option("--quiet", bool, "Print no start-up report.", _OTHER, False),
     ),
 )  # fmt: skip

@@ -16,7 +16,7 @@ from tailrace.terms import InvalidInput
 
 if TYPE_CHECKING:
     from tailrace.api.server import TextLoader
-    from tailrace.api.settings import Settings
+    from tailrace.api.settings import Limits, Settings
     from tailrace.engine.early import Waiting
 
 DOC = """Serve a model on the OpenAI API.
@@ -31,6 +31,10 @@ Ctrl-C or SIGTERM finishes the running requests, then ends.
 
   [dim]# a file of yours, for other machines, with a key from the environment[/dim]
   TAILRACE_API_KEY=... tailrace serve ./model.gguf --host 0.0.0.0
+
+  [dim]# keys with limits, which can be revoked while it runs; over HTTPS[/dim]
+  tailrace keys create ada --keys keys.json --tokens-per-minute 20000
+  tailrace serve --host 0.0.0.0 --keys keys.json --tls-cert cert.pem --tls-key key.pem
 
   [dim]# room for 16,384 tokens of KV, 16 requests at a time[/dim]
   tailrace serve smollm2-135m --kv-tokens 16384 --max-running 16
@@ -65,6 +69,8 @@ def _found(values: Mapping[str, Any]) -> Settings:
     if values["cache"]:
         os.environ["TAILRACE_CACHE"] = values["cache"]
     made = settings(values)
+    for name in ("TAILRACE_API_KEY", "TAILRACE_ADMIN_KEY"):
+        os.environ.pop(name, None)  # no process that is started from here on needs to know
     made.check()  # before anything is downloaded
     return dataclasses.replace(made, model=str(find_model(values["model"])))
 
@@ -89,17 +95,21 @@ def settings(values: Mapping[str, Any]) -> Settings:
         if not 0 <= values[name] < math.inf:
             flag = "--" + name.replace("_", "-")
             raise InvalidInput(f"{flag} must be a number of seconds, at least 0, not {values[name]}", param=name)
-    keys = _keys(values["api_key"], values["api_key_file"])
+    keys = _keys(values["api_key"], values["api_key_file"], "api_key_file", "TAILRACE_API_KEY")
+    admin_keys = _keys([], values["admin_key_file"], "admin_key_file", "TAILRACE_ADMIN_KEY")
     plain = (
         "host", "port", "kv_tokens", "max_context", "step_tokens", "max_running", "max_waiting", "threads", "kernels",
         "kv_dtype", "kv_dtype_skip", "quantize", "backend", "prefix_cache", "kv_policy", "kv_ttl", "kv_tenant_share",
         "kv_disk", "kv_key_file", "kv_events", "kv_events_replay", "kv_events_key", "log_requests", "quiet",
-        "template_args",
+        "template_args", "keys", "tls_cert", "tls_key", "log_prompts", "unknown_parameters",
     )  # fmt: skip
     return Settings(
         model=values["model"],
         served_names=tuple(values["served_name"]) or catalogue.names(values["model"]),
         api_keys=keys,
+        admin_keys=admin_keys,
+        cors_origins=tuple(values["cors_origin"]),
+        limits=limits(values["limit"]),
         cache_dir=values["cache"],
         kv_disk_bytes=size_of(values["kv_disk_bytes"], "kv_disk_bytes"),
         timeouts=Timeouts(
@@ -146,18 +156,33 @@ def _process_start() -> float:
     return now - max(0.0, age)
 
 
-def _keys(given: list[str], file: str | None) -> tuple[str, ...]:
-    """Keys from the options, from the file, and, when there are none of these, from TAILRACE_API_KEY."""
+def limits(given: Sequence[str]) -> Limits:
+    """The limits with those that the command line changes. Raises InvalidInput."""
+    from tailrace.api.settings import Limits
+
+    known = [field.name for field in dataclasses.fields(Limits)]
+    changed: dict[str, int] = {}
+    for text in given:
+        name, _, number = text.partition("=")
+        if name not in known or not (number.isascii() and number.isdigit()):
+            raise InvalidInput(f"--limit is NAME=NUMBER with one of {', '.join(known)}; not {text!r}", param="limit")
+        changed[name] = int(number)
+    return Limits(**changed)
+
+
+def _keys(given: list[str], file: str | None, param: str, variable: str) -> tuple[str, ...]:
+    """Keys from the options, from the file, and, when there are none of these, from a variable of the environment."""
+    flag = "--" + param.replace("_", "-")
     keys = list(given)
     if file is not None:
         try:
             lines = Path(file).expanduser().read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidInput(f"--api-key-file {file} cannot be read: {error}", param="api_key_file") from error
+            raise InvalidInput(f"{flag} {file} cannot be read: {error}", param=param) from error
         found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         if not found:
-            raise InvalidInput(f"--api-key-file {file} has no key in it", param="api_key_file")
+            raise InvalidInput(f"{flag} {file} has no key in it", param=param)
         keys += found
-    if not keys and (key := os.environ.get("TAILRACE_API_KEY")):
+    if not keys and (key := os.environ.get(variable)):
         keys.append(key)
     return tuple(keys)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """Crosses to the process as JSON on its command line; holds no secrets. None means "choose" (see `process`)."""
+    """Crosses to the process as its first message (JSON); holds no secrets. None means "choose" (see `process`)."""
 
     model: str
     backend: str = "cpu"

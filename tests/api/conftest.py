@@ -61,7 +61,7 @@ class Running:
     def wait_ready(self) -> Running:
         def said() -> re.Match[str] | None:
             assert self.process.poll() is None, "".join([*self.lines, *self.log])
-            return re.search(r"Serving on (http://[\d.:]+)", "".join(self.lines))
+            return re.search(r"Serving on (https?://[\d.:]+)", "".join(self.lines))
 
         self.url = until(said, "the server to be ready")[1]
         return self
@@ -91,9 +91,13 @@ class Running:
 
     def metric(self, name: str, **labels: str) -> float:
         """The value of one series; 0 where it is not there."""
+        return self.metric_of({}, name, **labels)
+
+    def metric_of(self, headers: dict[str, str], name: str, **labels: str) -> float:
+        """The same, with a key."""
         from prometheus_client.parser import text_string_to_metric_families
 
-        for family in text_string_to_metric_families(self.get("/metrics").text):
+        for family in text_string_to_metric_families(self.get("/metrics", headers=headers).text):
             for sample in family.samples:
                 if sample.name == name and labels.items() <= sample.labels.items():
                     return float(sample.value)
@@ -122,7 +126,7 @@ def launch(**settings: Any) -> Running:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.api.serve", json.dumps(body)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tailrace.api.access import store
 from tailrace.api.server import run
-from tailrace.api.settings import Settings
+from tailrace.api.settings import Limits, Settings
 from tailrace.terms import InvalidInput, TailraceError
 
 
@@ -19,7 +22,21 @@ def test_other_hosts_than_loopback_need_a_key() -> None:
         run(Settings("m", host="0.0.0.0", port=0))
     Settings("m", host="0.0.0.0", api_keys=("k",)).check()
     Settings("m").check()
-    assert "secret" not in repr(Settings("m", api_keys=("secret",)))
+    assert "secret" not in repr(Settings("m", api_keys=("secret",), admin_keys=("secret",)))
+    with pytest.raises(InvalidInput, match="API key"):
+        Settings("m", host="0.0.0.0", admin_keys=("k",)).check()  # which is for no request
+
+
+def test_a_file_of_keys_is_enough_for_other_hosts(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    for name, tenant in (("a", "t"), ("b", "t"), ("c", None), ("gone", None)):
+        store.create(file, name, tenant=tenant)
+    store.create(file, "ops", scopes=("admin",))
+    store.revoke(file, "gone")
+    made = Settings("m", host="0.0.0.0", keys=str(file), api_keys=("x",))
+    made.check()
+    assert made.engine().tenants == 1
+    assert replace(made, kv_pin=((1,) * 16,)).engine().tenants == 3  # t, c, and the key that was told
 
 
 @pytest.mark.parametrize(
@@ -45,6 +62,13 @@ def test_other_hosts_than_loopback_need_a_key() -> None:
         {"kv_disk": "kv", "kv_policy": "ttl", "kv_ttl": 5.0},
         {"api_keys": ("",)},
         {"api_keys": ("a b ",)},
+        {"admin_keys": ("",)},
+        {"keys": "/nowhere/keys.json"},
+        {"tls_cert": "cert.pem", "tls_key": None},
+        {"cors_origins": ("https://a.test/",)},
+        {"unknown_parameters": "ignore"},
+        {"log_prompts": True, "log_requests": False},
+        {"limits": Limits(choices=0)},
     ],
 )
 def test_wrong_settings_are_named(wrong: dict[str, object]) -> None:

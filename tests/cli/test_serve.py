@@ -20,7 +20,8 @@ def settings(*arguments: str) -> Any:
 
 @pytest.fixture(autouse=True)
 def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TAILRACE_API_KEY", raising=False)
+    for name in ("TAILRACE_API_KEY", "TAILRACE_ADMIN_KEY"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def test_without_options_everything_has_the_servers_default() -> None:
@@ -32,6 +33,7 @@ def test_without_options_everything_has_the_servers_default() -> None:
 
 def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").touch()
+    (tmp_path / "admin").write_text("boss\n")
     made = settings(
         str(tmp_path / "m.gguf"), "--host", "::1", "--port=0", "--api-key", "a", "--api-key", "b", "--served-name", "x",
         "--kv-tokens", "64", "--max-context", "32", "--step-tokens", "16", "--max-running", "3", "--max-waiting", "4",
@@ -42,6 +44,9 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
         "--request-timeout", "9", "--drain-timeout", "5", "--hang-timeout", "6", "--start-timeout", "7",
         "--kv-events", "tcp://[::1]:1", "--kv-events-replay", "tcp://[::1]:2", "--kv-events-key", "keys.toml",
         "--cache", str(tmp_path), "--no-template-args", "--no-log-requests", "--quiet",
+        "--keys", "keys.json", "--admin-key-file", str(tmp_path / "admin"), "--tls-cert", "c.pem", "--tls-key", "k.pem",
+        "--cors-origin", "https://a.test", "--cors-origin=*", "--unknown-parameters", "warn", "--log-prompts",
+        "--limit", "choices=4", "--limit", "body_bytes=1000",
     )  # fmt: skip
     assert (made.host, made.port, made.api_keys, made.served_names) == ("::1", 0, ("a", "b"), ("x",))
     assert (made.kv_tokens, made.max_context, made.step_tokens) == (64, 32, 16)
@@ -60,6 +65,16 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
     assert (times.request, times.drain, times.hang, times.start) == (9, 5, 6, 7)
     assert (made.cache_dir, made.template_args) == (str(tmp_path), False)
     assert (made.log_requests, made.quiet) == (False, True)
+    assert (made.keys, made.admin_keys, made.tls_cert, made.tls_key) == ("keys.json", ("boss",), "c.pem", "k.pem")
+    assert made.cors_origins == ("https://a.test", "*")
+    assert (made.unknown_parameters, made.log_prompts) == ("warn", True)
+    assert (made.limits.choices, made.limits.body_bytes, made.limits.prompts) == (4, 1000, 128)
+
+
+@pytest.mark.parametrize("text", ["choices", "choices=", "choices=-1", "choise=1", "choices=x", "=1"])
+def test_a_limit_that_is_none_is_refused_with_those_that_are(text: str) -> None:
+    with pytest.raises(InvalidInput, match="--limit is NAME=NUMBER with one of body_bytes, choices"):
+        settings("--limit", text)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +103,9 @@ def test_keys_come_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("TAILRACE_API_KEY", "three")
     assert settings().api_keys == ("three",)
     assert settings("--api-key", "four").api_keys == ("four",)
+    monkeypatch.setenv("TAILRACE_ADMIN_KEY", "five")
+    made = settings("--admin-key-file", str(file))
+    assert (made.admin_keys, settings().admin_keys, settings().api_keys) == (("one", "two"), ("five",), ("three",))
 
 
 @pytest.mark.parametrize("content", [None, "", "# nothing\n"])
