@@ -163,6 +163,8 @@ class Tokenize(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
     parse_special: bool | None = None
+    tools: Raw | UnsetType = UNSET
+    chat_template_kwargs: Raw | UnsetType = UNSET
 
 
 class Detokenize(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
