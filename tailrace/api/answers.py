@@ -68,7 +68,8 @@ class Answers:
 
     async def tools(self, text: Text, tools: Tools) -> ToolFormat | None:
         """The format of the calls that may come; None where none are offered. The template is looked at when it is
-        first needed, beside everything else. Raises InvalidInput where tools are offered in vain."""
+        first needed, for the ids of calls too, and beside everything else. Raises InvalidInput where tools are offered
+        in vain."""
         if tools.offered is None:
             return None
         named = self._settings.tool_parser
@@ -76,11 +77,11 @@ class Answers:
             raise unsupported("tools", 'need tool_choice "none": this model is served without a tool parser')
         if not text.supports_tools:
             raise unsupported("tools", 'need tool_choice "none": the chat template of this model shows it no tools')
+        form, _ = await asyncio.to_thread(lambda: (text.tool_format if named == "auto" else None, text.short_call_ids))
         if named != "auto":
             from tailrace.text.answer.formats import TOOL_FORMATS
 
             return TOOL_FORMATS[named]
-        form = await asyncio.to_thread(lambda: text.tool_format)
         if form is None:
             raise unsupported(
                 "tools",

@@ -114,14 +114,17 @@ async def conversation(service: Service, given_to: Conversation, context: int, *
     messages, arguments, tools = given_to.messages, given_to.arguments, given_to.tools
     size = text_size(messages)
     refuse_long(size, most_text(service, text, context), "messages")
-    extra = template_arguments(given_to, text, allowed=settings.template_args)
+    extra: dict[str, Any] | None = None
+    if given(arguments) is not None or given(given_to.effort) is not None:  # reads the template, the first time
+        extra = await asyncio.to_thread(template_arguments, given_to, text, allowed=settings.template_args)
     size += 0 if isinstance(arguments, UnsetType) else len(bytes(arguments))
     size += 0 if tools is None else len(msgspec.json.encode(tools))
     plain = for_template(messages, settings.limits)
     least = sum(text.min_tokens(message["content"]) for message in plain)
     if least > context:
         raise too_long(least, None, context, exact=False)
-    if any(message.tool_calls or message.tool_call_id for message in messages) and text.short_call_ids:
+    called = any(message.tool_calls or message.tool_call_id for message in messages)
+    if called and await asyncio.to_thread(lambda: text.short_call_ids):  # renders a few, the first time
         plain = with_short_ids(plain)
     work = partial(text.encode_chat, plain, add_generation_prompt=generation, tools=tools, template_args=extra)
     return await tokenized(size, work)

@@ -69,6 +69,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refusal: str | None = None
     reasoning_content: str | None = None
     annotations: Raw | UnsetType = UNSET  # never looked at
+    parsed: Raw | UnsetType = UNSET  # neither: the official client adds it to what it has streamed
     audio: Raw | UnsetType = UNSET
     function_call: Raw | UnsetType = UNSET
 

@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from tailrace.api.answers import call_ids
+from tailrace.api.messages import with_short_ids
+from tailrace.api.settings import Settings
+from tailrace.terms import InvalidInput
 from tests.api.conftest import Running, serving
 from tests.api.stand import TAG_SIGN
 
@@ -113,6 +117,11 @@ def test_the_official_clients_own_accumulation_agrees(quick: Running) -> None:
         ("now", "{}"),
     ]
     assert len({c.id for c in final.message.tool_calls}) == 2
+    results = [{"role": "tool", "tool_call_id": c.id, "content": "x"} for c in final.message.tool_calls]
+    again = quick.client().chat.completions.create(
+        model="stand", messages=[*messages, final.message, *results], tools=TOOLS
+    )
+    assert again.choices[0].message.content == "x"
 
 
 def test_long_arguments_are_streamed_in_pieces(quick: Running) -> None:
@@ -213,6 +222,32 @@ def test_what_was_called_can_be_sent_back_in_any_form(quick: Running) -> None:
     calls = {"tool_calls": message["tool_calls"]}
     assert prompt(calls) == prompt({**calls, "content": None}) == prompt({**calls, "content": ""})
     assert prompt(calls) == prompt({**message, "content": None, "reasoning_content": None})
+
+
+def test_ids_are_shortened_for_templates_that_want_them_short() -> None:
+    short, long = call_ids(short=True)(), call_ids(short=False)()
+    assert (len(short), short.isalnum(), len(long)) == (9, True, 29)
+    calls = [{"id": ident, "function": {"name": "f", "arguments": {}}} for ident in (short, long)]
+    messages = [
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "", "tool_call_id": short},
+        {"role": "tool", "content": "", "tool_call_id": long},
+    ]
+    changed = with_short_ids(messages)
+    new = [one["id"] for one in changed[0]["tool_calls"]]
+    assert [one["tool_call_id"] for one in changed[1:]] == new
+    assert new[0] == short
+    assert len(new[1]) == 9
+    assert new[1].isalnum()
+    assert messages[2]["tool_call_id"] == long
+
+
+@pytest.mark.parametrize("name", ["tool_parser", "reasoning_parser"])
+def test_a_parser_that_is_not_known_is_refused_at_the_start(name: str) -> None:
+    with pytest.raises(InvalidInput, match=r"auto, .*none, not magic") as refused:
+        Settings("m", **{name: "magic"}).check()
+    assert refused.value.param == name
+    Settings("m", **{name: "none"}).check()
 
 
 def test_a_tag_that_is_a_control_token_is_seen_and_a_user_cannot_write_it(thinking: Running) -> None:
