@@ -10,9 +10,11 @@ import msgspec
 
 import tailrace
 from tailrace.api import schema
+from tailrace.api.answers import call_ids
 from tailrace.api.exchange import Exchange
-from tailrace.api.params import check
+from tailrace.api.params import check, given
 from tailrace.api.prompts import (
+    Conversation,
     chat_prompt,
     completion_prompts,
     conversation,
@@ -25,6 +27,7 @@ from tailrace.api.prompts import (
 )
 from tailrace.api.service import Service
 from tailrace.api.shapes import ChatShape, TextShape
+from tailrace.api.tools import offered, read_tools
 from tailrace.terms import InvalidInput
 
 T = TypeVar("T")
@@ -63,11 +66,15 @@ async def chat_completions(service: Service, exchange: Exchange) -> None:
     text, ready = service.need()
     service.need_model(body.model)
     asked = check(body, service.settings.limits, vocab=text.vocab_size, timeline=wants_timeline(exchange))
-    prompt = await chat_prompt(service, body, ready.max_context, parse_special=asked.parse_special)
+    tools = read_tools(body, service.settings.limits)
+    writes = await service.answers.tools(text, tools)
+    prompt = await chat_prompt(service, body, tools, ready.max_context, parse_special=asked.parse_special)
+    reading = service.answers.reading(text, prompt, tools, writes)
     service.need()
-    plan = service.plan(asked, [prompt], ready.max_context, "chatcmpl", start=True)
+    plan = service.plan(asked, [prompt], ready.max_context, "chatcmpl", start=True, reading=reading)
     service.submit(plan, exchange, "chat")
-    await service.respond(plan, exchange, ChatShape(plan.facts(body.model), service.table(text)))
+    call_id = call_ids(short=writes is not None and text.short_call_ids)
+    await service.respond(plan, exchange, ChatShape(plan.facts(body.model), service.table(text), call_id))
 
 
 def wants_timeline(exchange: Exchange) -> bool:
@@ -83,13 +90,13 @@ async def completions(service: Service, exchange: Exchange) -> None:
     service.need_model(body.model)
     limits = service.settings.limits
     asked = check(body, limits, vocab=text.vocab_size, timeline=wants_timeline(exchange))
-    given = read_prompts(body.prompt, limits.prompts, ready.max_context)
-    if len(given) * asked.n > limits.choices:
+    prompts_given = read_prompts(body.prompt, limits.prompts, ready.max_context)
+    if len(prompts_given) * asked.n > limits.choices:
         raise InvalidInput(
-            f"n times prompts is {len(given) * asked.n}; at most {limits.choices} are possible", param="n"
+            f"n times prompts is {len(prompts_given) * asked.n}; at most {limits.choices} are possible", param="n"
         )
-    prompts = await completion_prompts(service, given, asked, ready.max_context)
-    echo = await echoed(text, body, given, asked)
+    prompts = await completion_prompts(service, prompts_given, asked, ready.max_context)
+    echo = await echoed(text, body, prompts_given, asked)
     service.need()
     plan = service.plan(asked, prompts, ready.max_context, "cmpl", start=False)
     shape = TextShape(plan.facts(body.model), service.table(text), echo, echo_logprobs=asked.echo and asked.logprobs)
@@ -105,14 +112,20 @@ async def tokenize(service: Service, exchange: Exchange) -> None:
         service.need_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidInput("give either prompt or messages", param="prompt")
+    for name in ("tools", "chat_template_kwargs"):
+        if body.messages is None and given(getattr(body, name)) is not None:
+            raise InvalidInput(f"{name} belongs to messages", param=name)
     if body.prompt is not None:
         refuse_long(len(body.prompt), most_text(service, text, ready.max_context), "prompt")
         bos = body.add_special_tokens is not False
         work = partial(text.encode, body.prompt, add_bos=bos, parse_special=bool(body.parse_special))
         ids = await tokenized(len(body.prompt), work)
     else:
+        messages = Conversation(
+            body.messages or (), offered(body.tools, service.settings.limits), body.chat_template_kwargs
+        )
         generation = body.add_generation_prompt is not False
-        ids = await conversation(service, body.messages or (), ready.max_context, generation=generation)
+        ids = await conversation(service, messages, ready.max_context, generation=generation)
     table = service.table(text)
 
     def encode() -> bytes:

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 from tailrace.api.errors import HttpError, as_http
 from tailrace.engine.protocol import Output, SamplingParams, TokenLogprob
 from tailrace.terms import TailraceError
+from tailrace.text.answer.parts import Part, merged
 
 if TYPE_CHECKING:
     from tailrace.engine.watch import StopWatch
     from tailrace.text import Detokenizer
+    from tailrace.text.answer.parser import AnswerParser
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Delta:
     prompt_logprobs: Sequence[TokenLogprob | None] = ()
     finish: str | None = None
     output_tokens: int = 0
+    parts: Sequence[Part] = ()  # instead of text, where the answer is taken apart
+    reasoning_tokens: int = 0  # of the output tokens
 
 
 @dataclass(eq=False)
@@ -47,9 +51,11 @@ class Choice:
     decoder: Detokenizer
     watch: StopWatch | None  # where it has stop strings: the engine runs the same
     eos: frozenset[int] = frozenset()  # ends of text, which the vocabulary need not flag as special
+    answer: AnswerParser | None = None  # where the answer is taken apart
     hide_tokens: bool = False  # echo with max_tokens 0: the one token that the engine needs is not shown
     output_tokens: int = 0
     cached: int = 0
+    reasoning_tokens: int = 0
     finish: str | None = None
     stopped: bool = False
 
@@ -70,6 +76,8 @@ class Choice:
         tokens = output.tokens
         self.output_tokens += len(tokens)
         self.cached = max(self.cached, output.cached)
+        if self.answer is not None:
+            return self._taken_apart(self.answer, output)
         text = self._text(output)
         finish = output.finish
         if finish is not None:
@@ -83,12 +91,52 @@ class Choice:
             return Delta("", prompt_logprobs=output.prompt_logprobs, finish=finish)
         return Delta(text, tokens, output.logprobs, output.prompt_logprobs, self.finish, self.output_tokens)
 
-    def _text(self, output: Output) -> str:
+    def _taken_apart(self, answer: AnswerParser, output: Output) -> Delta:
+        """Tokens to parts of the answer. Reasoning stands at the beginning: it has all tokens up to the one that closes
+        it."""
+        parts: list[Part] = []
+        for at, token in enumerate(self._textual(output), self.output_tokens - len(output.tokens) + 1):
+            inside = answer.reasoning
+            parts += answer.push(self._piece(token))
+            if inside or answer.reasoning:
+                self.reasoning_tokens = at
+            if self.stopped:
+                break
+        finish = output.finish
+        if finish is not None:
+            if not self.stopped:
+                parts += answer.push(self._tail())
+            parts += answer.finish()
+            finish = "stop" if self.stopped else finish
+            self.finish = "tool_calls" if finish == "stop" and answer.calls else finish
+        return Delta(
+            "",
+            output.tokens,
+            output.logprobs,
+            finish=self.finish,
+            output_tokens=self.output_tokens,
+            parts=merged(parts),
+            reasoning_tokens=self.reasoning_tokens,
+        )
+
+    def _textual(self, output: Output) -> Sequence[int]:
+        """The tokens, without one that ended the text."""
         tokens: Sequence[int] = output.tokens
         if output.finish == "stop" and tokens and not self.params.include_stop:
             last = tokens[-1]
             if last == output.stop or (output.stop is None and last in self.eos):
                 tokens = tokens[:-1]
+        return tokens
+
+    def _piece(self, token: int) -> str:
+        if self.watch is None:
+            return self.decoder.push(token)
+        text, matched = self.watch.push(token)
+        self.stopped = matched is not None
+        return text
+
+    def _text(self, output: Output) -> str:
+        tokens = self._textual(output)
         if self.watch is None:
             push = self.decoder.push
             return push(tokens[0]) if len(tokens) == 1 else "".join(map(push, tokens))
@@ -96,9 +144,7 @@ class Choice:
         for token in tokens:
             if self.stopped:
                 break
-            safe, matched = self.watch.push(token)
-            text += safe
-            self.stopped = matched is not None
+            text += self._piece(token)
         return text
 
     def _tail(self) -> str:

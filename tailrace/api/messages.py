@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from tailrace.api.schema import ContentPart, Message, ToolCall, raw
 from tailrace.api.settings import Limits
 from tailrace.terms import InvalidInput
 
+SHORT_ID = 9
 ROLES = {"developer": "system"}
 """Templates know no developer; OpenAI's developer messages are what system messages were."""
 
@@ -91,6 +93,27 @@ def content_text(content: str | list[ContentPart] | None, param: str) -> str:
                 code="unsupported_content",
             )
     return "\n".join(parts)
+
+
+def with_short_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same conversation with ids of tool calls of nine letters and digits, for templates that take no others. Equal
+    ids stay equal."""
+    changed = []
+    for message in messages:
+        new = dict(message)
+        if "tool_call_id" in new:
+            new["tool_call_id"] = short_id(new["tool_call_id"])
+        if "tool_calls" in new:
+            new["tool_calls"] = [{**call, "id": short_id(call["id"])} for call in new["tool_calls"]]
+        changed.append(new)
+    return changed
+
+
+def short_id(ident: str) -> str:
+    """An id of nine letters and digits: itself where it is one, else a digest."""
+    if len(ident) == SHORT_ID and ident.isascii() and ident.isalnum():
+        return ident
+    return sha256(ident.encode()).hexdigest()[:SHORT_ID]
 
 
 def _call(call: ToolCall, param: str) -> dict[str, Any]:

@@ -161,7 +161,7 @@ class Metrics:
         """An HTTP request has ended; the n choices of each of its prompts lie together."""
         for at in range(0, len(choices), n):
             group = choices[at : at + n]
-            if all(choice.finish in ("stop", "length") for choice in group):
+            if all(choice.finish in ("stop", "length", "tool_calls") for choice in group):
                 longest = max(choice.output_tokens for choice in group)
                 self.histograms["request_max_num_generation_tokens"].observe(longest)
 

@@ -71,8 +71,7 @@ def refuse_unserved(body: Common) -> None:
     names = ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"]
     names += ["prompt_cache_key", "prompt_cache_retention", "safety_identifier", "cache_salt"]
     if isinstance(body, Chat):
-        names += ["functions", "function_call", "audio", "prediction", "reasoning_effort", "verbosity"]
-        names += ["web_search_options", "chat_template"]
+        names += ["audio", "prediction", "verbosity", "web_search_options", "chat_template"]
         _refuse_unserved_chat(body)
     for name in names:
         if given(getattr(body, name)) is not None:
@@ -91,15 +90,6 @@ def refuse_unserved(body: Common) -> None:
 
 
 def _refuse_unserved_chat(body: Chat) -> None:
-    choice = given(body.tool_choice)
-    tools = given(body.tools)
-    wanted = None if choice is None else raw(choice, Any, "tool_choice", max_bytes=1 << 16)
-    if wanted not in (None, "none", "auto"):
-        raise unsupported("tool_choice", 'can only be "none" or "auto": this model is served without a tool parser')
-    if tools is not None and wanted != "none" and raw(tools, list[Any], "tools", max_bytes=1 << 20):
-        raise unsupported("tools", 'need tool_choice "none": this model is served without a tool parser')
-    if body.parallel_tool_calls is not None and wanted != "none":
-        raise unsupported("parallel_tool_calls")
     if body.store:
         raise unsupported("store", "can only be false: nothing is stored")
     if body.modalities not in (None, ["text"]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,10 +13,11 @@ import msgspec
 from msgspec import Raw, UnsetType
 
 from tailrace.api import schema
-from tailrace.api.messages import for_template, text_size
+from tailrace.api.messages import for_template, text_size, with_short_ids
 from tailrace.api.params import Asked, check_ids, given, too_long, unsupported
 from tailrace.api.schema import Chat, Completion, Message
 from tailrace.api.service import Service
+from tailrace.api.tools import Tools
 from tailrace.terms import InvalidInput
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ LEAST_TEXT = 1 << 20
 """Characters of text that are looked at however small the context is."""
 LEAST_IDS = 1 << 16
 """Token ids that /detokenize takes however small the context is."""
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 TEMPLATE_BYTES = 1 << 16
 """Longest `chat_template_kwargs`: switches of a template, never text."""
 
@@ -52,45 +55,87 @@ def refuse_long(size: int, most: int, param: str) -> None:
         )
 
 
-def template_arguments(value: Raw | UnsetType, *, allowed: bool) -> dict[str, Any] | None:
-    """`chat_template_kwargs`, decoded. Raises InvalidInput."""
-    data = given(value)
-    if data is None:
-        return None
-    arguments: dict[str, Any] = schema.raw(data, dict[str, Any], "chat_template_kwargs", max_bytes=TEMPLATE_BYTES)
+@dataclass(frozen=True)
+class Conversation:
+    """What a chat template is given. `tools`: those that are offered, as it wants them; None for none."""
+
+    messages: Sequence[Message]
+    tools: list[dict[str, Any]] | None = None
+    arguments: Raw | UnsetType = msgspec.UNSET
+    effort: Raw | UnsetType = msgspec.UNSET
+
+
+def template_arguments(given_to: Conversation, text: Text, *, allowed: bool) -> dict[str, Any] | None:
+    """Values for the template: `chat_template_kwargs` and `reasoning_effort`. Raises InvalidInput, also for what the
+    template does not know."""
+    data = given(given_to.arguments)
+    arguments: dict[str, Any] = {}
+    if data is not None:
+        arguments = schema.raw(data, dict[str, Any], "chat_template_kwargs", max_bytes=TEMPLATE_BYTES)
     if arguments and not allowed:
         raise unsupported("chat_template_kwargs", "is switched off on this server")
-    return arguments
+    for name in arguments:
+        if name not in text.template_variables:
+            shown = name if len(name) <= 64 else name[:64] + "..."
+            raise unsupported("chat_template_kwargs", f"has {shown!r}, which this model's chat template does not know")
+    effort = reasoning_effort(given_to.effort, text)
+    for name, value in effort.items():
+        if arguments.get(name, value) != value:
+            raise InvalidInput(
+                f"reasoning_effort and {name} in chat_template_kwargs contradict each other: give one of them",
+                param="reasoning_effort",
+            )
+    return {**arguments, **effort} or None
 
 
-async def conversation(
-    service: Service,
-    messages: Sequence[Message],
-    context: int,
-    *,
-    arguments: Raw | UnsetType = msgspec.UNSET,
-    generation: bool = True,
-) -> list[int]:
+def reasoning_effort(value: Raw | UnsetType, text: Text) -> dict[str, Any]:
+    """`reasoning_effort` as a value for the template. Raises InvalidInput where the template knows none."""
+    data = given(value)
+    if data is None:
+        return {}
+    effort: str = schema.raw(data, str, "reasoning_effort", max_bytes=64)
+    if effort not in EFFORTS:
+        raise InvalidInput(f"reasoning_effort is one of {', '.join(EFFORTS)}", param="reasoning_effort")
+    if "reasoning_effort" in text.template_variables:
+        return {"reasoning_effort": effort}
+    if "enable_thinking" not in text.template_variables:
+        raise unsupported("reasoning_effort", "is not known to this model's chat template")
+    if effort != "none":
+        raise unsupported(
+            "reasoning_effort", 'can only be "none": this model reasons, or does not, and knows no degrees'
+        )
+    return {"enable_thinking": False}
+
+
+async def conversation(service: Service, given_to: Conversation, context: int, *, generation: bool = True) -> list[int]:
     """The ids of a chat. Raises InvalidInput, quickly where it is far too long."""
     text, _ = service.need()
     settings = service.settings
+    messages, arguments, tools = given_to.messages, given_to.arguments, given_to.tools
     size = text_size(messages)
     refuse_long(size, most_text(service, text, context), "messages")
-    extra = template_arguments(arguments, allowed=settings.template_args)
+    extra: dict[str, Any] | None = None
+    if given(arguments) is not None or given(given_to.effort) is not None:  # reads the template, the first time
+        extra = await asyncio.to_thread(template_arguments, given_to, text, allowed=settings.template_args)
     size += 0 if isinstance(arguments, UnsetType) else len(bytes(arguments))
+    size += 0 if tools is None else len(msgspec.json.encode(tools))
     plain = for_template(messages, settings.limits)
     least = sum(text.min_tokens(message["content"]) for message in plain)
     if least > context:
         raise too_long(least, None, context, exact=False)
-    work = partial(text.encode_chat, plain, add_generation_prompt=generation, template_args=extra)
+    called = any(message.tool_calls or message.tool_call_id for message in messages)
+    if called and await asyncio.to_thread(lambda: text.short_call_ids):  # renders a few, the first time
+        plain = with_short_ids(plain)
+    work = partial(text.encode_chat, plain, add_generation_prompt=generation, tools=tools, template_args=extra)
     return await tokenized(size, work)
 
 
-async def chat_prompt(service: Service, body: Chat, context: int, *, parse_special: bool) -> list[int]:
+async def chat_prompt(service: Service, body: Chat, tools: Tools, context: int, *, parse_special: bool) -> list[int]:
     """The ids of a chat completion's prompt. Raises InvalidInput."""
     if parse_special:
         raise unsupported("tailrace.parse_special", "is a parameter of /v1/completions: chats mark turns themselves")
-    return await conversation(service, body.messages, context, arguments=body.chat_template_kwargs)
+    given_to = Conversation(body.messages, tools.offered, body.chat_template_kwargs, body.reasoning_effort)
+    return await conversation(service, given_to, context)
 
 
 def read_prompts(value: Raw | UnsetType, most: int, context: int) -> list[str] | list[list[int]]:

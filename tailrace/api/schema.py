@@ -69,6 +69,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refusal: str | None = None
     reasoning_content: str | None = None
     annotations: Raw | UnsetType = UNSET  # never looked at
+    parsed: Raw | UnsetType = UNSET  # neither: the official client adds it to what it has streamed
     audio: Raw | UnsetType = UNSET
     function_call: Raw | UnsetType = UNSET
 
@@ -163,6 +164,8 @@ class Tokenize(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
     parse_special: bool | None = None
+    tools: Raw | UnsetType = UNSET
+    chat_template_kwargs: Raw | UnsetType = UNSET
 
 
 class Detokenize(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from tailrace.api.access.guard import Guard
+from tailrace.api.answers import Answers, Reading
 from tailrace.api.errors import HttpError, unavailable
 from tailrace.api.exchange import EVENT_STREAM, BodyBudget, Exchange
 from tailrace.api.generation import Choice, Delta, Generation
@@ -66,6 +67,7 @@ class Service:
             self.settings.model_name, self.settings.max_context or 131_072, prefix_cache=self.settings.prefix_cache
         )
         self.book = Book(self._closed, self.metrics.observe)
+        self.answers = Answers(self.settings)
         self.bodies = BodyBudget(self.settings.limits.bodies_bytes)
         self.guard = Guard(self.settings.api_keys, self.settings.admin_keys, self.settings.keys)
         self.log_level: LogLevel = "off"
@@ -178,9 +180,19 @@ class Service:
 
     # Generations
 
-    def plan(self, asked: Asked, prompts: Sequence[list[int]], context: int, prefix: str, *, start: bool) -> Plan:
+    def plan(
+        self,
+        asked: Asked,
+        prompts: Sequence[list[int]],
+        context: int,
+        prefix: str,
+        *,
+        start: bool,
+        reading: Reading | None = None,
+    ) -> Plan:
         """Engine requests for every choice of every prompt. Raises InvalidInput where the context cannot hold them.
-        `start`: the text begins a message, rather than going on from its prompt's."""
+        `start`: the text begins a message, rather than going on from its prompt's. `reading`: how the answers are
+        taken apart."""
         from tailrace.engine.watch import StopWatch
         from tailrace.text import Detokenizer
 
@@ -193,7 +205,7 @@ class Service:
         for prompt in prompts:
             wanted = asked.max_tokens
             params = fit(asked.params, len(prompt), 1 if hide else wanted, context)
-            params = msgspec.structs.replace(params, continues=not start)
+            params = msgspec.structs.replace(params, continues=not start, shown=reading.shown if reading else ())
             if hide:
                 params = msgspec.structs.replace(params, max_tokens=1, min_tokens=0, logprobs=-1)
             for copy in range(asked.n):
@@ -201,8 +213,9 @@ class Service:
                 own = params if copy == 0 else _further(params, copy)
                 watch = StopWatch(table, own) if own.stop else None
                 request = name if len(prompts) * asked.n == 1 else f"{name}.{index}"
-                decoder = Detokenizer(table, start=start)
-                generation.add(Choice(generation, index, request, prompt, own, decoder, watch, eos, hide))
+                decoder = Detokenizer(table, start=start, shown=own.shown)
+                answer = reading.parser() if reading else None
+                generation.add(Choice(generation, index, request, prompt, own, decoder, watch, eos, answer, hide))
         return Plan(generation, asked, name, int(time.time()))
 
     def submit(self, plan: Plan, exchange: Exchange, endpoint: str) -> None:

@@ -39,6 +39,12 @@ class Limits:
     """Most likeliest tokens at a position."""
     logit_bias: int = 1024
     """Most entries of `logit_bias`."""
+    tools: int = 128
+    """Most tools of one request."""
+    tools_bytes: int = 256 << 10
+    """Longest JSON of all its tools."""
+    tools_depth: int = 32
+    """Most levels of nesting of a tool."""
     in_flight: int = 2048
     """Most engine requests (choices) held at once, whatever their state; more get 429."""
     bodies_bytes: int = 128 << 20
@@ -152,6 +158,11 @@ class Settings:
     """The lines have the prompts too, as they were sent to the model."""
     unknown_parameters: str = "refuse"
     """"refuse": a body with a parameter that nobody knows is 400. "warn": it is passed over, and a header names it."""
+    tool_parser: str = "auto"
+    """Format in which the model writes tool calls: "auto" (what its chat template shows), a name of
+    `text.answer.formats`, or "none"."""
+    reasoning_parser: str = "auto"
+    """Likewise for reasoning."""
     template_args: bool = True
     """Accept `chat_template_kwargs` (values for the model's own template, such as enable_thinking) from clients."""
 
@@ -210,6 +221,7 @@ class Settings:
             )
         if self.kv_disk_bytes < 1:
             raise InvalidInput(f"kv_disk_bytes must be at least 1, not {self.kv_disk_bytes}", param="kv_disk_bytes")
+        self._check_parsers()
         if self.backend not in ("cpu", "reference"):
             raise InvalidInput(f'backend must be "cpu" or "reference", not "{self.backend}"', param="backend")
 
@@ -254,6 +266,17 @@ class Settings:
         assert self.keys is not None
         keys = store.read(Path(self.keys).expanduser()).keys
         return len({key.tenant or key.digest for key in keys if key.revoked is None and "inference" in key.scopes})
+
+    def _check_parsers(self) -> None:
+        if (self.tool_parser, self.reasoning_parser) == ("auto", "auto"):
+            return
+        from tailrace.text.answer.formats import REASONING_PARSERS, TOOL_PARSERS
+
+        for name, known in (("tool_parser", TOOL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
+            if getattr(self, name) not in known:
+                raise InvalidInput(
+                    f"--{name.replace('_', '-')} is one of {', '.join(known)}, not {getattr(self, name)}", param=name
+                )
 
     def engine(self) -> EngineSpec:
         """What the engine process needs to know of all this."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from tailrace.api.answers import new_call_id
 from tailrace.api.generation import Choice, Delta
 from tailrace.api.logprobs import chat_content, join_text, text_logprobs
 from tailrace.engine.protocol import TokenLogprob
+from tailrace.text.answer.parts import Arguments, Call, Content, Part, Reasoning, merged
 
 if TYPE_CHECKING:
     from tailrace.text import TokenBytes
@@ -32,14 +34,15 @@ class Facts:
     continuous_usage: bool
 
 
-def usage(prompt: int, output: int, cached: int) -> dict[str, Any]:
-    """The usage object."""
-    return {
+def usage(prompt: int, output: int, cached: int, reasoning: int | None = None) -> dict[str, Any]:
+    """The usage object. `reasoning`: output tokens that were reasoning; None where that is not told apart."""
+    counts: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+    return counts if reasoning is None else {**counts, "completion_tokens_details": {"reasoning_tokens": reasoning}}
 
 
 def usage_of(choices: Sequence[Choice], n: int) -> dict[str, Any]:
@@ -49,7 +52,13 @@ def usage_of(choices: Sequence[Choice], n: int) -> dict[str, Any]:
         sum(len(choice.prompt) for choice in firsts),
         sum(choice.output_tokens for choice in choices),
         sum(min(choice.cached, len(choice.prompt)) for choice in firsts),
+        sum(choice.reasoning_tokens for choice in choices) if any(map(reasons, choices)) else None,
     )
+
+
+def reasons(choice: Choice) -> bool:
+    """Whether its reasoning is told apart."""
+    return choice.answer is not None and choice.answer.reasons
 
 
 def by_choice(
@@ -86,6 +95,7 @@ class ChatShape:
 
     facts: Facts
     table: TokenBytes
+    call_id: Callable[[], str] = new_call_id
     _before: dict[int, bytes] = field(default_factory=dict)
     _after: bytes = b""
 
@@ -107,7 +117,9 @@ class ChatShape:
     def chunk(self, choice: Choice, delta: Delta) -> bytes:
         """Text, then the finish reason in a chunk of its own."""
         data = b""
-        if delta.text or (self.facts.logprobs and delta.tokens):
+        if choice.answer is not None:
+            data = self._parts(choice, delta)
+        elif delta.text or (self.facts.logprobs and delta.tokens):
             data = self._text(choice, delta)
         if delta.finish is not None:
             head = self._head() + b'{"index":%d,"delta":{' % choice.index
@@ -122,10 +134,38 @@ class ChatShape:
             after = after.replace(b'"logprobs":null', b'"logprobs":' + encode(content), 1)
         return self._before[choice.index] + encode(delta.text) + self._with_usage(choice, delta, after)
 
+    def _parts(self, choice: Choice, delta: Delta) -> bytes:
+        """A chunk for each part; log-probabilities go with the first."""
+        rows = [encode(self._fields(part)) for part in delta.parts]
+        after = self._with_usage(choice, delta, self._after)
+        first = after
+        if self.facts.logprobs and delta.tokens:
+            rows = rows or [b'{"content":""}']
+            content = {"content": chat_content(self.table, delta.tokens, delta.logprobs), "refusal": None}
+            first = after.replace(b'"logprobs":null', b'"logprobs":' + encode(content), 1)
+        head = self._head() + b'{"index":%d,"delta":' % choice.index
+        return b"".join(head + row[:-1] + (after if at else first) for at, row in enumerate(rows))
+
+    def _fields(self, part: Part) -> dict[str, Any]:
+        """A part as a delta's fields."""
+        match part:
+            case Content(text):
+                return {"content": text}
+            case Reasoning(text):
+                return {"reasoning_content": text}
+            case Call(index, name):
+                function = {"name": name, "arguments": ""}
+                return {
+                    "tool_calls": [{"index": index, "id": self.call_id(), "type": "function", "function": function}]
+                }
+            case Arguments(index, text):
+                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
     def _with_usage(self, choice: Choice, delta: Delta, after: bytes) -> bytes:
         if not self.facts.continuous_usage:
             return after
-        now = usage(len(choice.prompt), delta.output_tokens, choice.cached)
+        reasoning = delta.reasoning_tokens if reasons(choice) else None
+        now = usage(len(choice.prompt), delta.output_tokens, choice.cached, reasoning)
         return after[: after.rindex(b'"usage":null')] + b'"usage":' + encode(now) + b"}\n\n"
 
     def closing(self, fields: Mapping[str, Any]) -> bytes:
@@ -138,7 +178,7 @@ class ChatShape:
         """One `chat.completion`."""
         rows = []
         for choice, mine in by_choice(choices, deltas):
-            message = {"role": "assistant", "content": "".join(delta.text for delta in mine), "refusal": None}
+            message = self._message(choice, mine)
             content = [one for d in mine for one in chat_content(self.table, d.tokens, d.logprobs)]
             logprobs = {"content": content, "refusal": None} if self.facts.logprobs else None
             row = {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish}
@@ -146,6 +186,29 @@ class ChatShape:
         facts = self.facts
         head = {"id": facts.id, "object": "chat.completion", "created": facts.created, "model": facts.model}
         return encode({**head, "choices": rows, **fields})
+
+    def _message(self, choice: Choice, deltas: Sequence[Delta]) -> dict[str, Any]:
+        """`message` of a whole answer. Content is null where there are calls and no text."""
+        if choice.answer is None:
+            return {"role": "assistant", "content": "".join(delta.text for delta in deltas), "refusal": None}
+        content, reasoning = [], []
+        calls: list[dict[str, Any]] = []
+        for part in merged(part for delta in deltas for part in delta.parts):
+            match part:
+                case Content(text):
+                    content.append(text)
+                case Reasoning(text):
+                    reasoning.append(text)
+                case Call(_, name):
+                    function = {"name": name, "arguments": ""}
+                    calls.append({"id": self.call_id(), "type": "function", "function": function})
+                case Arguments(index, text):
+                    calls[index]["function"]["arguments"] += text
+        said = "".join(content)
+        message: dict[str, Any] = {"role": "assistant", "content": said or (None if calls else ""), "refusal": None}
+        if choice.answer.reasons:
+            message["reasoning_content"] = "".join(reasoning) or None
+        return {**message, "tool_calls": calls} if calls else message
 
 
 class Places:

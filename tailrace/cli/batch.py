@@ -229,6 +229,8 @@ class Runner:
         body = {**item.body, "model": self._model, "stream_options": {"include_usage": True}}
         sent, first, last = time.monotonic(), None, 0.0
         text: list[str] = []
+        reasoning: list[str] = []
+        calls: dict[int, dict[str, Any]] = {}
         logprobs: dict[str, list[Any]] = {}
         finish: str | None = None
         usage: dict[str, Any] = {}
@@ -237,20 +239,36 @@ class Runner:
                 usage = chunk.get("usage") or usage
                 for choice in chunk.get("choices", ()):
                     finish = choice.get("finish_reason") or finish
-                    piece = choice["delta"].get("content") if "delta" in choice else choice.get("text")
+                    delta = choice.get("delta") or {}
+                    piece = delta.get("content") if "delta" in choice else choice.get("text")
+                    reasoned, called = delta.get("reasoning_content"), delta.get("tool_calls")
                     for name, values in (choice.get("logprobs") or {}).items():
                         logprobs.setdefault(name, []).extend(values or ())
-                    if piece:
+                    if piece or reasoned or called:
                         last = time.monotonic() - sent
                         first = last if first is None else first
-                        text.append(piece)
+                    text.append(piece or "")
+                    reasoning.append(reasoned or "")
+                    for call in called or ():
+                        _add_call(calls, call)
         if finish is None:
             raise CutOff("the answer ended without a finish reason")
         timing = {"ttft_s": first and round(first, 6), "e2e_s": round(time.monotonic() - sent, 6)}
         record = {**_head(item), "text": "".join(text), "finish_reason": finish, "usage": usage, "timing": timing}
+        if any(reasoning):
+            record["reasoning"] = "".join(reasoning)
+        if calls:
+            record["tool_calls"] = list(calls.values())
         if logprobs:
             record["logprobs"] = logprobs
         return Outcome(record, usage.get("completion_tokens", 0))
+
+
+def _add_call(calls: dict[int, dict[str, Any]], piece: dict[str, Any]) -> None:
+    """A streamed piece of a tool call, added to those so far."""
+    made = calls.setdefault(piece["index"], {"id": piece.get("id"), "name": "", "arguments": ""})
+    for name in ("name", "arguments"):
+        made[name] += piece["function"].get(name) or ""
 
 
 def _head(item: Item) -> dict[str, Any]:

@@ -97,6 +97,7 @@ class Chat:
         self._out, self._err = Console(highlight=False), Console(stderr=True, highlight=False)
         self._interactive = sys.stdin.isatty()
         self._failed = False
+        self._reasoning = False  # some has been shown, and the answer has not begun
 
     def run(self) -> int:
         """Until the input ends. 1 when, without a terminal, an answer failed."""
@@ -151,6 +152,7 @@ class Chat:
 
     def _answer(self, question: str) -> None:
         """Streams one answer. What was said before a stop or a failure in the middle stays in the conversation."""
+        self._reasoning = False
         self._messages.append({"role": "user", "content": question})
         said: list[str] = []
         try:
@@ -183,12 +185,18 @@ class Chat:
                 usage = chunk.get("usage") or usage
                 for choice in chunk.get("choices", ()):
                     finish = choice.get("finish_reason") or finish
-                    text = (choice.get("delta") or {}).get("content")
-                    if text:
+                    delta = choice.get("delta") or {}
+                    text, reasoning = delta.get("content"), delta.get("reasoning_content")
+                    if text or reasoning:
                         last = time.monotonic() - sent
                         first = first or last
+                    if reasoning:
+                        self._reason(reasoning)
+                    if text:
+                        self._end_reasoning()
                         said.append(text)
                         self._write(text)
+        self._end_reasoning()
         if finish is None:
             raise CutOff("the answer ended without saying why")
         details = usage.get("prompt_tokens_details") or {}
@@ -198,6 +206,16 @@ class Chat:
     def _write(self, text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
+
+    def _reason(self, text: str) -> None:
+        """Reasoning is shown beside the answer, not as a part of it."""
+        self._reasoning = True
+        self._err.print(_plain(text), style="dim", end="", soft_wrap=True)
+
+    def _end_reasoning(self) -> None:
+        if self._reasoning:
+            self._reasoning = False
+            self._err.print("\n")
 
     def _end_line(self) -> None:
         self._write("\n")

@@ -68,6 +68,10 @@ QUANTIZE_HELP = (
     "embedding and output head at int8. Weights that are quantised already stay as they are. Default: as stored."
 )
 
+TOOL_PARSERS = ("auto", "hermes", "llama3", "mistral", "json", "none")
+REASONING_PARSERS = ("auto", "think", "think-close", "mistral", "none")
+"""Those of `text.answer.formats`, which a start need not import."""
+
 _NETWORK, _CAPACITY, _COMPUTE, _TIME, _OTHER = "Network", "Capacity", "Compute", "Time limits", "Other"
 
 SERVE = Declaration(
@@ -138,6 +142,11 @@ SERVE = Declaration(
         Option("--start-timeout", float, "Longest that the engine may take to get ready, in seconds.", _TIME, 300.0),
         Option("--cache", str, "Where models and repacked weights are kept. Default: TAILRACE_CACHE, or "
                "~/.cache/tailrace.", _OTHER, metavar="DIR"),
+        Option("--tool-parser", str, "Format in which the model writes tool calls. Default: what its chat template "
+               "shows.", _OTHER, "auto", choices=TOOL_PARSERS),
+        Option("--reasoning-parser", str, "Tags around the model's reasoning. Default: those that its chat template "
+               "names. think-close: the answer begins with reasoning, and only its end is marked.", _OTHER, "auto",
+               choices=REASONING_PARSERS),
         Option("--template-args", bool, "Let clients pass chat_template_kwargs.", _OTHER, True),
         Option("--log-requests", bool, "Log one JSON line a request: times and sizes, never text.", _OTHER, True),
         Option("--log-prompts", bool, "Log what was asked, too: for debugging.", _OTHER, False),

@@ -37,6 +37,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     ignore_eos: bool = False
     continues: bool = False  # the text goes on from the prompt's, so that a space with which it begins is part of it
     include_stop: bool = False  # keep the stop string in the text
+    shown: tuple[int, ...] = ()  # control tokens that are part of the text: tags of tool calls and reasoning
     logprobs: int = -1  # -1: none; 0: of the chosen token; n: of the n likeliest too
     prompt_logprobs: int = -1  # the same for the prompt's tokens (completions' echo)
 

@@ -18,7 +18,7 @@ class StopWatch:
         from tailrace.text.detokenize import Detokenizer
         from tailrace.text.stop import StopMatcher
 
-        self._detokenizer = Detokenizer(token_bytes, start=not params.continues)
+        self._detokenizer = Detokenizer(token_bytes, start=not params.continues, shown=params.shown)
         self._matcher = StopMatcher(params.stop, params.include_stop)
         self._free = params.min_tokens
 

@@ -51,11 +51,25 @@ class ChatTemplate:
         self._lock = threading.Lock()
         self._compiled: jinja2.Template | None = None
         self._takes_parts: bool | None = None
+        self._free: frozenset[str] | None = None
 
     @property
     def supports_tools(self) -> bool:
         """Whether the template looks at tools at all."""
         return "tools" in self.source
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """What the template looks up that neither it nor every conversation sets. Raises `InvalidInput` naming
+        `messages` where it cannot be compiled."""
+        if self._free is None:
+            from jinja2 import meta
+
+            environment = self._template().environment
+            set_anyway = {*_RESERVED, *environment.globals, *self._variables}
+            names = meta.find_undeclared_variables(environment.parse(self.source)) - set_anyway
+            self._free = frozenset(name for name in names if not name.endswith("_token"))
+        return self._free
 
     def warm(self) -> None:
         """Compiles the template and probes it, so that the first request need not."""

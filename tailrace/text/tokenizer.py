@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tailrace.terms import InvalidInput, ModelError
@@ -17,10 +18,14 @@ if TYPE_CHECKING:
     from tokenizers import AddedToken, Encoding, Tokenizer
 
     from tailrace.models.checkpoint import TextAssets
+    from tailrace.text.answer.formats import ReasoningFormat, ToolFormat
+    from tailrace.text.answer.reasoning import Opened
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _FLAGGED = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer")
 """Classes that honour add_bos_token and add_eos_token of tokenizer_config.json."""
+TAIL_IDS = 24
+"""Ids at a prompt's end that the tag of its reasoning is looked for in."""
 _SHORT = 4000
 """Characters that are encoded in a few milliseconds."""
 
@@ -84,6 +89,52 @@ class Text:
     def supports_tools(self) -> bool:
         """Whether the chat template looks at tools; where it does not, a model never learns of them."""
         return any(template.supports_tools for template in self._templates.values())
+
+    @cached_property
+    def template_variables(self) -> frozenset[str]:
+        """What the chat templates look up besides what every conversation has: names that callers may set."""
+        return frozenset().union(*(template.variables for template in self._templates.values()))
+
+    @cached_property
+    def tool_format(self) -> ToolFormat | None:
+        """The format of tool calls that the chat template lays out, found by rendering one; None where it shows none,
+        or one that no parser knows."""
+        from tailrace.text.answer import choose
+
+        return choose.tool_format(self._probe) if self.supports_tools else None
+
+    @cached_property
+    def short_call_ids(self) -> bool:
+        """Whether the chat template refuses ids of tool calls that have not nine letters and digits."""
+        from tailrace.text.answer import choose
+
+        return self.supports_tools and choose.wants_short_ids(self._probe)
+
+    @cached_property
+    def reasoning_format(self) -> ReasoningFormat | None:
+        """The tags of reasoning that the chat template names; None where it names none."""
+        from tailrace.text.answer import choose
+
+        return choose.reasoning_format(template.source for template in self._templates.values())
+
+    def _probe(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], generation: bool
+    ) -> Rendered:
+        return self.render_chat(messages, add_generation_prompt=generation, tools=tools)
+
+    def control_ids(self, texts: Iterable[str]) -> tuple[int, ...]:
+        """Ids of the control tokens with these texts that produce no text by themselves."""
+        found = (self._controls.by_text.get(text) for text in texts)
+        return tuple(control.id for control in found if control is not None and control.special)
+
+    def reasoning_opened(self, prompt: Sequence[int], form: ReasoningFormat) -> Opened:
+        """What a prompt's end says of the reasoning."""
+        from tailrace.text.answer.reasoning import Opened
+
+        tail = decode(self.token_bytes(), prompt[-TAIL_IDS:], skip_special=False, start=False).rstrip()
+        if tail.endswith(form.opener):
+            return Opened.OPEN
+        return Opened.CLOSED if tail.endswith(form.closer) else Opened.NO
 
     def token_bytes(self) -> TokenBytes:
         """What each id spells; built on first use unless given."""

@@ -6,6 +6,7 @@ other prompt gets the fake backend's hash. Some tokens make the engine misbehave
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -22,11 +23,14 @@ from tailrace.engine.process import Loaded
 from tailrace.engine.spec import EngineSpec
 from tailrace.kv.cost import LoadCost
 from tailrace.terms import InvalidInput
-from tailrace.text import TokenBytes
+from tailrace.text import Text, TokenBytes
+from tailrace.text.answer.formats import TOOL_FORMATS
 from tests.fakes import FakeBackend
 
 BOS, EOS, ROLE, SAY, HANG, CRASH, RAISE = range(7)
 SPECIALS = ("<bos>", "<eos>", "<role>", "<say>", "<hang>", "<crash>", "<raise>")
+TAG, TAG_SIGN = 7, "\ue007"
+"""A control token that begins tool calls, and what users write to have it said."""
 FIRST_BYTE = 8
 VOCAB = 512
 PADDED = 500
@@ -70,7 +74,7 @@ class Slow(Parrot):
 
 def table() -> TokenBytes:
     """Specials, the 256 bytes, and a few words."""
-    spelled = [name.encode() for name in SPECIALS] + [b""]
+    spelled = [name.encode() for name in SPECIALS] + [b"[TOOL_CALLS]"]
     spelled += [bytes([value]) for value in range(256)]
     spelled += [f" w{index}".encode() for index in range(PADDED - len(spelled))]
     return TokenBytes.build(spelled, range(FIRST_BYTE))
@@ -154,10 +158,17 @@ def load_nothing(spec: EngineSpec) -> Loaded:
 
 
 class StandText:
-    """Bytes to ids and back; a chat is ROLE and content for each message, then SAY."""
+    """Bytes to ids and back; a chat is the tools, ROLE and content for each message, then SAY and what the template
+    says of reasoning (the model goes on from there)."""
 
     vocab_size = PADDED
     eos_ids = (EOS,)
+    supports_tools = True
+    short_call_ids = False
+    tool_format = TOOL_FORMATS["hermes"]
+    reasoning_format = None
+    template_variables = frozenset({"enable_thinking"})
+    reasoning_opened = Text.reasoning_opened
 
     def __init__(self, *, broken_template: bool = False) -> None:
         self._table = table()
@@ -170,8 +181,13 @@ class StandText:
             if parse_special and part in SPECIALS:
                 ids.append(SPECIALS.index(part))
             else:
-                ids += [FIRST_BYTE + value for value in part.encode()]
+                for at, piece in enumerate(part.split(TAG_SIGN)):
+                    ids += [TAG] if at else []
+                    ids += [FIRST_BYTE + value for value in piece.encode()]
         return ids
+
+    def control_ids(self, texts: Sequence[str]) -> tuple[int, ...]:
+        return (TAG,) if "[TOOL_CALLS]" in texts else ()
 
     def encode_chat(
         self,
@@ -182,10 +198,16 @@ class StandText:
         template_args: Mapping[str, Any] | None = None,
     ) -> list[int]:
         ids = [BOS]
+        if tools is not None:
+            ids += [ROLE, *self.encode(json.dumps(tools), add_bos=False)]
         for message in messages:
             body = message["content"] + "".join(repr(call) for call in message.get("tool_calls", ()))
             ids += [ROLE, *self.encode(body, add_bos=False)]
-        return [*ids, SAY] if add_generation_prompt else ids
+        if not add_generation_prompt:
+            return ids
+        thinking = (template_args or {}).get("enable_thinking")
+        opened = {True: "<think>\n", False: "<think>\n\n</think>\n\n"}.get(thinking, "")
+        return [*ids, SAY, *self.encode(opened, add_bos=False)]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         kept = (i for i in ids if not (skip_special and self._table.is_special(i)))

@@ -46,10 +46,8 @@ def refused(answer: Any, status: int = 400) -> dict[str, Any]:
 UNSUPPORTED: list[tuple[str, Any]] = [
     ("response_format", {"type": "json_object"}),
     ("response_format", {"type": "json_schema", "json_schema": {}}),
-    ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("tool_choice", "required"),
     ("tool_choice", {"type": "function", "function": {"name": "f"}}),
-    ("parallel_tool_calls", False),
     ("functions", []),
     ("function_call", "auto"),
     ("store", True),
@@ -148,12 +146,6 @@ def test_numbers_that_are_none_are_refused(quick: Running, name: str, value: str
 @pytest.mark.parametrize("value", [1.0000001, 1.00000000000001, 1e300, -1e-12])
 def test_a_refusal_shows_the_value_that_was_sent(quick: Running, value: float) -> None:
     assert refused(quick.post("/v1/chat/completions", {**CHAT, "top_p": value}))["message"].endswith(f"not {value!r}")
-
-
-def test_tools_need_their_choice_to_be_none(quick: Running) -> None:
-    body = {**CHAT, "tools": [{"type": "function", "function": {"name": "f"}}]}
-    assert refused(quick.post("/v1/chat/completions", {**body, "tool_choice": "auto"}))["param"] == "tools"
-    assert quick.post("/v1/chat/completions", {**body, "tool_choice": "none"}).status_code == 200
 
 
 def test_top_logprobs_are_bounded(quick: Running) -> None:

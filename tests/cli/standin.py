@@ -24,13 +24,15 @@ class Refusal:
 
 @dataclass
 class Answer:
-    """A streamed answer. `complete` False hangs up before the finish; `hold` is waited for before the last piece."""
+    """A streamed answer. `deltas` go before the pieces of a chat's. `complete` False hangs up before the finish; `hold`
+    is waited for before the last piece."""
 
     pieces: list[str]
     finish: str = "stop"
     complete: bool = True
     error: str = ""
     hold: threading.Event | None = None
+    deltas: list[dict[str, Any]] = field(default_factory=list)
 
 
 def echo(body: Body) -> Answer:
@@ -102,6 +104,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if chat:
             self._event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+        for delta in answer.deltas:
+            self._event({"choices": [{"index": 0, "delta": delta}]})
         for number, piece in enumerate(answer.pieces):
             if answer.hold is not None and number == len(answer.pieces) - 1:
                 self._comment_until(answer.hold)

@@ -37,6 +37,16 @@ def test_the_conversation_is_sent_with_every_question(run: Run, standin: StandIn
     assert standin.bodies[1]["model"] == "tiny"
 
 
+def test_reasoning_is_shown_beside_the_answer(run: Run, standin: StandIn) -> None:
+    standin.answer = lambda _: Answer(
+        ["So."], deltas=[{"reasoning_content": "Why [x]"}, {"reasoning_content": " then"}]
+    )
+    ended = run("chat", "--url", standin.url, text="a\nb\n")
+    assert ended.stdout == "So.\nSo.\n"
+    assert ended.stderr.count("Why [x] then\n\n") == 2
+    assert standin.bodies[1]["messages"][1] == {"role": "assistant", "content": "So."}
+
+
 def test_the_commands(run: Run, standin: StandIn) -> None:
     text = "a\n/reset\nb\n/system Be kind.\n/system\nc\n/help\n/nonsense\n/exit\nd\n"
     ended = run("chat", "--url", standin.url, text=text)

@@ -72,6 +72,24 @@ def test_chat_wraps_prompts_into_messages(run: Run, standin: StandIn, prompts: P
     )  # fmt: skip
 
 
+def test_reasoning_and_calls_are_recorded(run: Run, standin: StandIn, prompts: Path, out: Path) -> None:
+    calls = [
+        {"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}},
+        {"index": 0, "function": {"arguments": '{"a"'}},
+        {"index": 0, "function": {"arguments": ": 1}"}},
+        {"index": 1, "id": "call_2", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+    ]
+    deltas = [{"reasoning_content": "Hm"}, {"reasoning_content": "."}, *({"tool_calls": [call]} for call in calls)]
+    standin.answer = lambda _: Answer([], finish="tool_calls", deltas=deltas)
+    run("generate", str(prompts), "-o", str(out), "--url", standin.url, "--system", "Be brief.", "-c", "1")
+    record = records(out)[0]
+    assert (record["text"], record["reasoning"], record["finish_reason"]) == ("", "Hm.", "tool_calls")
+    assert record["tool_calls"] == [
+        {"id": "call_1", "name": "f", "arguments": '{"a": 1}'},
+        {"id": "call_2", "name": "g", "arguments": "{}"},
+    ]
+
+
 def test_a_second_run_skips_what_is_done_and_tries_failures_again(
     run: Run, standin: StandIn, prompts: Path, out: Path
 ) -> None:

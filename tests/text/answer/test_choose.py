@@ -1,0 +1,120 @@
+# ruff: noqa: E501 - templates are easier to read on one line
+"""Which formats a chat template means."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailrace.terms import InvalidInput
+from tailrace.text import Text
+from tailrace.text.answer.formats import (
+    HERMES,
+    JSON,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_THINK,
+    REASONING_PARSERS,
+    THINK,
+    TOOL_PARSERS,
+    ToolFormat,
+)
+from tailrace.text.answer.reasoning import Opened
+from tests.text.support import text_of
+
+LOOP = "{{{{ tools | tojson }}}}{{% for m in messages %}}{{% if m.tool_calls %}}{0}{{% else %}}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}<|im_end|>\n{{% endif %}}{{% endfor %}}{{% if add_generation_prompt %}}<|im_start|>assistant\n{{% endif %}}"
+CALLS = "<|im_start|>assistant\n{{% for c in m.tool_calls %}}{0}{{% endfor %}}<|im_end|>\n"
+
+
+def template(call: str) -> str:
+    """A template that lays calls out like this; @NAME and @ARGS stand for the call's."""
+    call = call.replace("@NAME", "{{ c.function.name }}").replace("@ARGS", "{{ c.function.arguments | tojson }}")
+    return LOOP.format(CALLS.format(call))
+
+
+LAYOUTS: list[tuple[str, ToolFormat | None]] = [
+    ('<tool_call>\n{"name": "@NAME", "arguments": @ARGS}\n</tool_call>', HERMES),
+    ('<tool_call>{"name":"@NAME","arguments":@ARGS}</tool_call>', HERMES),
+    ('[TOOL_CALLS] [{"name": "@NAME", "arguments": @ARGS, "id": "{{ c.id }}"}]', MISTRAL),
+    ("[TOOL_CALLS]@NAME[ARGS]@ARGS", MISTRAL),
+    ("[TOOL_CALLS]@NAME[CALL_ID]{{ c.id }}[ARGS]@ARGS", MISTRAL),
+    ('{"name": "@NAME", "parameters": @ARGS}', LLAMA3),
+    ('<|python_tag|>{"type": "function", "name": "@NAME", "parameters": @ARGS}', LLAMA3),
+    ('{"name": "@NAME", "arguments": @ARGS}', JSON),
+    ('[{"name": "@NAME", "arguments": @ARGS}]', JSON),
+    ('```json\n{"name": "@NAME", "arguments": @ARGS}\n```', JSON),
+    ("<tool_call>\n<function=@NAME>\n<parameter=key>\nvalue\n</parameter>\n</function>\n</tool_call>", None),
+    ("<tool_call>@NAME\n<arg_key>key</arg_key>\n<arg_value>value</arg_value>\n</tool_call>", None),
+    ('<other>{"name": "@NAME", "arguments": @ARGS}</other>', None),
+    ("@NAME(@ARGS)", None),
+    ("nothing of it", None),
+]
+
+
+@pytest.mark.parametrize(("layout", "form"), LAYOUTS, ids=[layout[:40] for layout, _ in LAYOUTS])
+def test_the_format_is_what_the_template_does_with_a_call(layout: str, form: ToolFormat | None) -> None:
+    assert text_of("qwen", template(layout)).tool_format == form
+
+
+def test_the_formats_of_whole_templates() -> None:
+    assert (text_of("qwen").tool_format, text_of("qwen").reasoning_format) == (HERMES, THINK)
+    assert (text_of("llama3").tool_format, text_of("llama3").reasoning_format) == (LLAMA3, None)
+    plain = text_of("qwen", "{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert (plain.tool_format, plain.reasoning_format, plain.short_call_ids) == (None, None, False)
+    assert text_of("qwen", "{{ tools }}{{ raise_exception('no') }}").tool_format is None
+    assert text_of("qwen", "{# [/THINK] #}").reasoning_format == MISTRAL_THINK
+
+
+def test_a_template_that_insists_on_short_ids_is_known_for_it() -> None:
+    check = "{% if c.id | length != 9 %}{{ raise_exception('nine') }}{% endif %}"
+    text = text_of("qwen", template(check + "[TOOL_CALLS]@NAME[ARGS]@ARGS"))
+    assert text.short_call_ids
+    assert text.tool_format == MISTRAL
+    assert not text_of("qwen").short_call_ids
+
+
+def test_a_templates_variables_are_those_that_callers_may_set() -> None:
+    assert "enable_thinking" in text_of("qwen").template_variables
+    assert text_of("qwen").template_variables.isdisjoint({"messages", "tools", "content", "mood", "text_of", "ns"})
+    source = "{% set a = 1 %}{{ a }}{{ bos_token }}{{ mood | default('x') }}{% if effort is defined %}{% endif %}"
+    source += "{% macro f(x) %}{{ x }}{% endmacro %}{{ f(1) }}{{ raise_exception }}{{ range(2) }}{{ documents }}"
+    source += "{% if not style is defined %}{% set style = 'plain' %}{% endif %}{{ style }}"
+    assert text_of("qwen", source).template_variables == {"mood", "effort", "style"}
+    with pytest.raises(InvalidInput):
+        _ = text_of("qwen", "{% for %}").template_variables
+
+
+@pytest.mark.parametrize(
+    ("tail", "opened"),
+    [
+        ("<|im_start|>assistant\n", Opened.NO),
+        ("<|im_start|>assistant\n<think>\n", Opened.OPEN),
+        ("<|im_start|>assistant\n<think>", Opened.OPEN),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", Opened.CLOSED),
+    ],
+)
+def test_the_prompts_end_says_whether_reasoning_has_begun(tail: str, opened: Opened) -> None:
+    text: Text = text_of("qwen")
+    for words in ("", "a long prompt " * 20, "<think>"):
+        prompt = text.encode(words + tail, parse_special=True)
+        assert text.reasoning_opened(prompt, THINK) == opened
+
+
+def test_what_a_user_writes_opens_nothing() -> None:
+    text = text_of("qwen")
+    assert text.reasoning_opened(text.encode_chat([{"role": "user", "content": "<think>"}]), THINK) == Opened.NO
+    closed = text.encode_chat([{"role": "user", "content": "x"}], template_args={"enable_thinking": False})
+    assert text.reasoning_opened(closed, THINK) == Opened.CLOSED
+
+
+def test_only_control_tokens_without_text_have_to_be_shown() -> None:
+    tekken = text_of("tekken")
+    assert tekken.control_ids(["[TOOLS]", "[nothing]"]) == (
+        tekken.encode("[TOOLS]", add_bos=False, parse_special=True)[0],
+    )
+    assert text_of("qwen").control_ids(HERMES.tags + THINK.tags) == ()
+
+
+def test_the_command_line_knows_every_parser() -> None:
+    from tailrace.cli import options
+
+    assert (options.TOOL_PARSERS, options.REASONING_PARSERS) == (TOOL_PARSERS, REASONING_PARSERS)
