@@ -592,7 +592,7 @@ class Scheduler:
     def _held_by(self, load: Load) -> list[list[int]]:
         """A load's pages in each pool."""
         rows = [(page,) if isinstance(page, int) else page for page in load.pages]
-        return [[page for page in column if page >= 0] for column in zip(*rows, strict=True)]
+        return [[row[at] for row in rows if row[at] >= 0] for at in range(len(self._pools))]
 
     # --- leaving
 
