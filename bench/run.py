@@ -15,7 +15,19 @@ from tailrace.models import catalogue
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
-    choices = ["kernels", "steps", "quality", "serve", "start", "shapes", "quota", "neighbour", "kv", "kvdisk"]
+    choices = [
+        "kernels",
+        "steps",
+        "quality",
+        "serve",
+        "start",
+        "shapes",
+        "quota",
+        "neighbour",
+        "kv",
+        "kvdisk",
+        "kvvalkey",
+    ]
     p.add_argument("what", nargs="*", choices=choices, help="default: steps, quality, serve and start")
     p.add_argument("--model", default=catalogue.DEFAULT)
     p.add_argument("--threads", type=int, default=None)
@@ -85,6 +97,11 @@ def main() -> None:
 
         print("\n## KV on disk\n", flush=True)
         kvdisk.run(ours, max(8, args.repeats))
+    if "kvvalkey" in chosen:
+        from bench import kvdisk
+
+        print("\n## KV in Valkey\n", flush=True)
+        kvdisk.run_valkey(ours, max(8, args.repeats))
     if "quota" in chosen:
         from bench import quota
 

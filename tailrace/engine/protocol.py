@@ -103,8 +103,8 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TierGauges(msgspec.Struct, frozen=True, array_like=True):
-    """The tier below the pool. The first four are its state now, the rest counts from the engine's start. Counts are of
-    pages, but for `hits` (prompt tokens), `loads` and `declined` (loads)."""
+    """A tier below the pool. The first four and `up` are its state now, the rest counts from the engine's start. Counts
+    are of pages, but for `hits` (prompt tokens), `loads` and `declined` (loads), and of lookups."""
 
     pages: int = 0
     bytes: int = 0
@@ -120,6 +120,11 @@ class TierGauges(msgspec.Struct, frozen=True, array_like=True):
     load_seconds: float = 0.0
     predicted_seconds: float = 0.0
     misses: dict[str, int] = {}  # by cause
+    up: bool = True  # it answers
+    refused: int = 0  # not stored: it did not take them
+    lookups: int = 0
+    lookup_seconds: float = 0.0
+    late_lookups: int = 0  # for which a request has waited in vain
 
 
 class Gauges(msgspec.Struct, frozen=True, array_like=True):
@@ -139,7 +144,7 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True):
     evictions: list[int] = []  # pages forgotten, ever, by cause (`kv.prefix.CAUSES`)
     kv_batches: int = 0  # batches of KV events published, ever
     kv_batches_dropped: int = 0  # and dropped, for lack of room
-    tier: TierGauges | None = None
+    tiers: dict[str, TierGauges] = {}  # below the pool, nearest first
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):

@@ -19,8 +19,9 @@ A waiting request whose next page a running one is about to compute waits for it
 from the launch of the step that computes them, since steps run in order. What the running one leaves uncomputed when it
 ends or is preempted is free for the next to compute.
 
-Where a tier below the pool (`kv.tiers`) has pages beyond those that the index knows, a request may be admitted to load
-them (`offer` decides): it runs, holding all its pages, but computes nothing until they are there.
+Where tiers below the pool (`kv.tiers`) have pages beyond those that the index knows, a request may be admitted to
+load them (`offer` decides): it runs, holding all its pages, but computes nothing until they are there. Where a tier has
+to be asked first, it waits for the answer (cause "kv_lookup"), for a time that `offer` bounds.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tailrace.engine.fairness import FairOrder
 from tailrace.engine.plan import Plan
 from tailrace.engine.protocol import Submit
 from tailrace.engine.request import Request, State, pages_for
-from tailrace.engine.transfer import Load
+from tailrace.engine.transfer import NOTHING, Load, Offered
 from tailrace.kv.pages import PagePool
 from tailrace.kv.prefix import Digest, Node, PageChain, PrefixIndex, page_digest, root_digest
 from tailrace.kv.retention import make_policy
@@ -46,9 +47,9 @@ LOOK_UP_PAGES = 4096
 LONGEST_RETRY = 16
 """Most steps for which a request that did not fit is not looked at again."""
 
-Offer = Callable[[PageChain, int, int], tuple[int, float]]
-"""How many of a chain's pages first .. limit-1, in a row from `first`, are better loaded than computed, and the seconds
-that this should take. No pages, but seconds, where there are some and computing should be quicker."""
+Offer = Callable[[Request, int, int], Offered | None]
+"""Which of a request's pages first .. limit-1, in a row from `first`, are better loaded than computed; None where the
+request has to wait until that is known."""
 
 
 def seniority(request: Request) -> tuple[bool, int, int]:
@@ -76,11 +77,12 @@ class Scheduler:
         self.waiting: dict[str, Request] = {}
         self.running: list[Request] = []  # most senior first
         self.preempted: list[tuple[Request, str]] = []  # since the caller last took them, with the cause
-        self.offer: Offer = lambda _chain, _first, _limit: (0, 0.0)
+        self.offer: Offer = lambda _request, _first, _limit: NOTHING
+        self.awaiting = False  # the latest plan left out a request that waits for what `offer` will say
         self.loads: list[Load] = []  # that hold pages
         self.unbegun: list[Load] = []  # of those: to be begun once no step runs that their pages may be left over from
         self.preemptions = 0
-        self.prefix_loads = 0  # prompt tokens found below the pool
+        self.prefix_loads: dict[int, int] = {}  # prompt tokens found below the pool, by number of the tier
         self.prefix_queries = 0
         self.prefix_hits = 0
         self._identity = identity
@@ -140,6 +142,7 @@ class Scheduler:
         """The next step, as if every running request went on. Given a plan that has not been launched, brings it up to
         date: its decodes stay, prompts and admissions are shared out anew."""
         self.index.advance(now)
+        self.awaiting = False
         if plan is None:
             self._number += 1
             plan = Plan(self._number)
@@ -276,7 +279,9 @@ class Scheduler:
                     other.passed += 1
                 continue
             request.cause = cause
-            if cause != "prefix":
+            if cause == "kv_lookup":
+                self.awaiting = True
+            elif cause != "prefix":
                 skipped.append(request)
             if cause == "pages":
                 request.retry_step = plan.number + min(LONGEST_RETRY, 1 << min(request.passed, 8))
@@ -289,7 +294,7 @@ class Scheduler:
         request.extend_chain()
         chain = request.chain
         hits: list[Node] = []
-        offered = (0, 0.0)
+        offered = NOTHING
         if chain is not None and not request.scoring:
             limit = min((request.expected - 1) // PAGE_SIZE, len(chain))
             hits = self.index.match(chain, limit)
@@ -298,17 +303,20 @@ class Scheduler:
                 request.blocked_on = chain.digests[len(hits)]
                 return "prefix"
             if len(hits) < limit and request.loadable:
-                offered = self.offer(chain, len(hits), limit)
-                request.loadable = bool(offered[0]) or not offered[1]
-        todo = request.expected - (len(hits) + offered[0]) * PAGE_SIZE
+                told = self.offer(request, len(hits), limit)
+                if told is None:
+                    return "kv_lookup"
+                offered = told
+                request.loadable = not offered.declined
+        todo = request.expected - (len(hits) + offered.pages) * PAGE_SIZE
         ahead = sum(left for left in remaining if left <= todo)
         if ahead >= room * (1.0 - self.config.oldest_share) and remaining and request.passed < self.config.max_passed:
             return "budget"
         if not self._fits(request, hits):
             return "pages"
         self._enter(request, hits)
-        if offered[0]:
-            self._load(request, *offered)
+        if offered.pages:
+            self._load(request, offered)
         return ""
 
     def _fits(self, request: Request, hits: list[Node]) -> bool:
@@ -367,12 +375,14 @@ class Scheduler:
 
     # --- loading
 
-    def _load(self, request: Request, count: int, predicted: float) -> None:
+    def _load(self, request: Request, offered: Offered) -> None:
         """The pages after those that the index knew are to be loaded before anything is computed."""
         chain, first = request.chain, len(request.path)
         assert chain is not None
-        pages = request.pages[first : first + count]
-        load = Load(request, first, pages, [key_at(chain, at) for at in range(first, first + count)], predicted)
+        end = first + offered.pages
+        pages = request.pages[first:end]
+        keys = [key_at(chain, at) for at in range(first, end)]
+        load = Load(request, first, pages, keys, offered.seconds, offered.split)
         self.pool.share(pages)
         self.loads.append(load)
         self.unbegun.append(load)
@@ -393,7 +403,10 @@ class Scheduler:
             count = min(request.computed, request.prompt_len) - request.cached
             request.cached += count
             self.prefix_hits += count
-            self.prefix_loads += count
+            for tier, pages in load.filled:
+                found = min(count, pages * PAGE_SIZE)
+                self.prefix_loads[tier] = self.prefix_loads.get(tier, 0) + found
+                count -= found
         self._publish(request, load.first + load.done, [])
         return tokens
 
@@ -422,6 +435,7 @@ class Scheduler:
 
     def _wait_again(self, request: Request, cause: str) -> None:
         self._leave(request)
+        request.lookup = None
         request.computed = 0
         request.move(State.PREEMPTED)
         self.waiting[request.id] = request

@@ -10,7 +10,7 @@ import msgspec
 
 from tailrace.terms import Event, EventKind, Phase
 
-WAITS = (Phase.PREPARE, Phase.QUEUE, Phase.KV_LOAD)
+WAITS = (Phase.PREPARE, Phase.QUEUE, Phase.KV_LOOKUP, Phase.KV_LOAD)
 """Phases that last until the event that ends them, whatever that is."""
 
 
@@ -25,13 +25,17 @@ class Timeline(msgspec.Struct, frozen=True):
     prompt_tokens: int  # looked up: computed plus cached, once
     computed_tokens: int  # prompt tokens computed, again after a preemption
     cached_tokens: int  # prompt tokens taken from the prefix cache when first admitted, at whatever tier
-    loaded_tokens: int  # tokens loaded from a tier below the pool, again after a preemption
+    loaded_tokens: int  # tokens loaded from tiers below the pool, again after a preemption
+    loaded_from: dict[str, int]  # the same, by tier
     output_tokens: int
     prefill_steps: int
     decode_steps: int
     stalled_steps: int
     preemptions: int
     load_predicted: float  # seconds that the loads should have taken; what they took is the phase kv_load
+    declined_tokens: int  # tokens that a tier had, and that were computed, since that was expected to be quicker
+    declined_predicted: float  # seconds that loading them should have taken
+    late_lookups: int  # times that a tier has not said in time what it has
     ttft: float | None  # received until the first token
     tpot: float | None  # mean seconds of each token after the first; None where there is none
     queue: float | None  # taken into the queue until first admitted
@@ -54,11 +58,14 @@ class Fold:
         "closed",
         "computed",
         "cursor",
+        "declined",
+        "declined_predicted",
         "decode_steps",
         "finish",
         "fresh",
         "keep_times",
         "last_token",
+        "late_lookups",
         "load_predicted",
         "loaded",
         "outputs",
@@ -84,8 +91,10 @@ class Fold:
         self.admitted: float | None = None
         self.token_first: float | None = None
         self.fresh = False  # admitted, but no step has begun for it yet
-        self.computed = self.cached = self.loaded = self.outputs = 0
-        self.load_predicted = 0.0
+        self.computed = self.cached = self.outputs = 0
+        self.loaded: dict[str, int] = {}  # by tier
+        self.load_predicted = self.declined_predicted = 0.0
+        self.declined = self.late_lookups = 0
         self.prefill_steps = self.decode_steps = self.stalled_steps = self.preemptions = 0
         self.finish = ""
         self.closed = False
@@ -115,6 +124,16 @@ class Fold:
             self.state = Phase.QUEUE
         elif kind is EventKind.ADMITTED:
             self._admit(event)
+        elif kind is EventKind.LOOKING:
+            self._spend(Phase.QUEUE, event.at)
+            self.state = Phase.KV_LOOKUP
+        elif kind is EventKind.LOOKED:
+            self._spend(Phase.KV_LOOKUP, event.at)
+            self.state = Phase.QUEUE
+            self.late_lookups += event.cause == "late"
+        elif kind is EventKind.DECLINED:
+            self.declined += event.cached
+            self.declined_predicted += event.predicted
         elif kind is EventKind.LOADING:
             self._spend(Phase.QUEUE, event.at)
             self.state = Phase.KV_LOAD
@@ -123,7 +142,7 @@ class Fold:
             self._spend(Phase.KV_LOAD, event.at)
             self.state = Phase.PREFILL
             self.fresh = True
-            self.loaded += event.cached
+            self.loaded[event.tier] = self.loaded.get(event.tier, 0) + event.cached
             self.cached += event.cached if not self.preemptions else 0
         elif kind is EventKind.PREEMPTED:
             self._spend(Phase.KV_LOAD if self.state is Phase.KV_LOAD else Phase.OTHER, event.at)
@@ -189,13 +208,17 @@ class Fold:
             prompt_tokens=self.computed + self.cached,
             computed_tokens=self.computed,
             cached_tokens=self.cached,
-            loaded_tokens=self.loaded,
+            loaded_tokens=sum(self.loaded.values()),
+            loaded_from=dict(self.loaded),
             output_tokens=self.outputs,
             prefill_steps=self.prefill_steps,
             decode_steps=self.decode_steps,
             stalled_steps=self.stalled_steps,
             preemptions=self.preemptions,
             load_predicted=self.load_predicted,
+            declined_tokens=self.declined,
+            declined_predicted=self.declined_predicted,
+            late_lookups=self.late_lookups,
             ttft=first - self.received if first is not None else None,
             tpot=decode / (self.outputs - 1) if decode is not None and self.outputs > 1 else None,
             queue=self.admitted - self.queued if self.admitted is not None and self.queued is not None else None,
@@ -234,7 +257,18 @@ def as_json(timeline: Timeline) -> dict[str, object]:
         "preemptions": timeline.preemptions,
     }
     if timeline.load_predicted:
-        body["kv_load"] = {"tokens": timeline.loaded_tokens, "predicted_ms": ms(timeline.load_predicted)}
+        body["kv_load"] = {
+            "tokens": timeline.loaded_tokens,
+            "predicted_ms": ms(timeline.load_predicted),
+            "tiers": timeline.loaded_from,
+        }
+    if timeline.declined_tokens:
+        body["kv_declined"] = {
+            "tokens": timeline.declined_tokens,
+            "predicted_ms": ms(timeline.declined_predicted),
+        }
+    if timeline.late_lookups:
+        body["kv_late_lookups"] = timeline.late_lookups
     if timeline.token_times:
         body["token_times_ms"] = [ms(at) for at in timeline.token_times]
     return body
