@@ -150,6 +150,19 @@ def test_pages_that_outlive_the_process_are_of_this_very_build(tmp_path: Path) -
     assert len(made) == 2 * len(available_kernels())
 
 
+def test_replicas_share_pages_of_the_same_files_wherever_they_lie(tmp_path: Path) -> None:
+    made: set[bytes] = set()
+    for place in ("here", "there"):
+        folder = random_llama.write(tmp_path / place)
+        model = bound(open_checkpoint(folder), max_context=64)
+        backend = build_backend(EngineSpec(str(folder)), model, pages=2, context=32, vocab=8)
+        for valkey in (None, "valkey://host"):
+            spec = EngineSpec(str(folder), cache_dir=str(tmp_path / "cache"), kv_valkey=valkey)
+            made.add(name := identity(spec, backend, 32))
+            assert (backend.numerics.encode() in name) == (valkey is not None)
+    assert len(made) == 3
+
+
 def test_a_model_with_nothing_to_quantise_is_served_as_it_is(smollm2: Path, caplog: pytest.LogCaptureFixture) -> None:
     stored = bound(open_checkpoint(smollm2))
     assert as_asked(EngineSpec("four-bit.gguf", quantize="int8"), stored) is stored
