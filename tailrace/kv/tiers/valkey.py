@@ -33,6 +33,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds for which the breaker stays open: after the first failure, and at most."""
 FULL_PAUSE = 5.0
 """Seconds for which nothing is stored after the server has refused a page."""
+READ_BYTES = 1 << 20
+"""What is read at a time."""
 AHEAD_BYTES = 4 << 20
 """Most bytes of pages that the server is asked for in advance, or that it has not yet said to have taken."""
 GROUP = 16
@@ -114,6 +116,7 @@ def connection_to(url: str, password: str | None) -> Line:
             "lib_name": None,  # saves two round trips
             "lib_version": None,
             "decode_responses": False,
+            "socket_read_size": READ_BYTES,
         }
         kind = told.pop("connection_class", Connection)
         made: Line = kind(**(told if password is None else {**told, "password": password}))
