@@ -98,7 +98,7 @@ def workload(name: str, port: int, model: str, rng: random.Random, prefix: list[
 class Server:
     """A server in a process group of its own, started from a command line with {port}."""
 
-    def __init__(self, label: str, command: str) -> None:
+    def __init__(self, label: str, command: str, *, below: int = 1000) -> None:
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             self.port = s.getsockname()[1]
@@ -110,7 +110,7 @@ class Server:
         )
         try:
             self.model = self._wait()
-            together(self.port, self.model, [ids(8, random.Random(0), 1000)], 1)
+            together(self.port, self.model, [ids(8, random.Random(0), below)], 1)
         except BaseException:
             self.stop()
             raise

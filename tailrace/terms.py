@@ -67,20 +67,21 @@ class EventKind(enum.StrEnum):
     ADMITTED = "admitted"  # engine: has pages; `cached` tokens need no computing; `cause`: what it waited for
     LOOKING = "looking"  # engine: a tier is asked for `cached` tokens; the request waits for the answer
     LOOKED = "looked"  # engine: it waits no more; `cause` "late" where there was no answer
-    DECLINED = "declined"  # engine: `cached` tokens in `tier` are not loaded, as that would take `predicted` seconds
-    LOADING = "loading"  # engine: `cached` more tokens are to be loaded from `tier`; `predicted` seconds
+    LOADING = "loading"  # engine: `cached` more tokens are to be loaded from `tier`; `predicted`, `computing` seconds
     LOADED = "loaded"  # engine: so many `cached` tokens were, and need no computing; `cause`: why no more; one a `tier`
+    DECLINED = "declined"  # engine: admitted without what a tier may have; `cause` says why, the rest as for LOADING
     CHUNK = "chunk"  # engine: a step [begin, at] computed `computed` of its prompt tokens
     TOKEN = "token"  # engine: a step [begin, at] gave it `computed` output tokens
     STALLED = "stalled"  # engine: a step [begin, at] left it out; `cause` says why
-    PREEMPTED = "preempted"  # engine: lost its pages; `cause` says why
+    PREEMPTED = "preempted"  # engine: lost its pages, with `computed` tokens in them; `cause` says why
     FINISHED = "finished"  # engine: `cause` is the finish reason
     FAILED = "failed"  # whoever noticed: `cause` is the reason
     DELIVERED = "delivered"  # api: the last byte was handed to the socket
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
-    """One thing that happened to one request at one time."""
+    """One thing that happened to one request at one time. `predicted` and `computing` are the seconds that loading from
+    `tier` and computing the same tokens are expected to take; `computing` is 0 where it is not known."""
 
     request: str
     kind: EventKind
@@ -90,4 +91,5 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     cached: int = 0
     cause: str = ""
     predicted: float = 0.0
+    computing: float = 0.0
     tier: str = ""

@@ -38,6 +38,8 @@ TIER_COUNTERS = {
     "loads": "Loads from {place} that have ended, complete or not.",
     "load_seconds": "Time of the loads that have ended.",
     "predicted_seconds": "Time that they were expected to take.",
+    "computing_seconds": "Time that computing what they gave was expected to take.",
+    "requeued": "KV pages loaded while they still waited to be stored.",
     "refused": "KV pages that were not taken.",
     "lookups": "Questions which KV pages it has.",
     "lookup_seconds": "Time until they were answered.",
@@ -48,6 +50,8 @@ TIERS = {"disk": ("disk", "on disk"), "valkey": ("the Valkey server", "in the Va
 """The tiers below the pool, with what their descriptions call them."""
 TIER_LACKS = {"disk": {"lookups", "lookup_seconds", "late_lookups", "up"}, "valkey": {"evicted"}}
 """What says nothing of a tier."""
+RESUMED = ("ram", "tier", "computed")
+"""Where what a preempted request had computed comes from when it goes on (`Gauges.resumed`)."""
 REASONS = ("stop", "length", "abort", "error", "timeout")
 ENDPOINTS = ("chat", "completions", "models", "tokenize", "detokenize", "health", "metrics", "version", "other")
 STATUSES = (200, 400, 401, 404, 405, 408, 413, 415, 429, 431, 499, 500, 503)
@@ -211,6 +215,7 @@ class _EngineTotals:
         default_factory=lambda: {tier: dict.fromkeys(TIER_COUNTERS, 0.0) for tier in TIERS}
     )
     tier_misses: dict[str, dict[str, int]] = field(default_factory=lambda: {tier: {} for tier in TIERS})
+    resumed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RESUMED, 0))
     evictions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
     kv_batches: int = 0
     kv_batches_dropped: int = 0
@@ -225,6 +230,8 @@ class _EngineTotals:
         self.kv_batches_dropped += max(0, new.kv_batches_dropped - old.kv_batches_dropped)
         for tier, gauges in new.tiers.items():
             self._update_tier(tier, gauges, old.tiers.get(tier) or TierGauges())
+        for source, count, counted in zip(RESUMED, new.resumed, old.resumed or [0] * len(RESUMED), strict=False):
+            self.resumed[source] += max(0, count - counted)
         before = old.evictions or [0] * len(CAUSES)
         for cause, count, counted in zip(CAUSES, new.evictions, before, strict=False):
             self.evictions[cause] += max(0, count - counted)
@@ -345,6 +352,14 @@ class _Families:
         for tier, tokens in found.items():
             hits.add_metric([tier], tokens)
         yield hits
+        resumed = CounterMetricFamily(
+            "tailrace_kv_resumed_tokens",
+            "Tokens that preempted requests had computed, by where they came from when those went on.",
+            labels=["source"],
+        )
+        for source, count in engine.resumed.items():
+            resumed.add_metric([source], count)
+        yield resumed
         for tier, gauges in now.items():
             yield from self._tier(tier, gauges)
 
@@ -368,6 +383,9 @@ class _Families:
             if text and name not in lacks:
                 text = text.format(place=place, at=at)
                 yield CounterMetricFamily(f"tailrace_kv_{tier}_{name}", text, value=engine.tiers[tier][name])
+        for name, text in (("loaded", f"Bytes of KV loaded from {place}."), ("stored", f"Bytes of KV stored {at}.")):
+            value = engine.tiers[tier][name] * now.page_bytes
+            yield CounterMetricFamily(f"tailrace_kv_{tier}_{name}_bytes", text, value=value)
         misses = CounterMetricFamily(f"tailrace_kv_{tier}_misses", "Loads that gave nothing.", labels=["cause"])
         for cause, count in engine.tier_misses[tier].items():
             misses.add_metric([cause], count)

@@ -43,6 +43,7 @@ class Client:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidInput(f"{url!r} is no address of a server; it looks like {DEFAULT_URL}", param="url")
+        self.address = url
         self.url = f"{parts.scheme}://{parts.netloc}"
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
@@ -54,6 +55,16 @@ class Client:
         with self._answer("GET", path, None) as response:
             text = _read(response)
         return json.loads(text) if text.strip() else None
+
+    def text(self, path: str) -> str:
+        """The text at a path."""
+        with self._answer("GET", path, None) as response:
+            return _read(response).decode()
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The JSON that answers a JSON body."""
+        with self._answer("POST", path, body) as response:
+            return json.loads(_read(response))
 
     def ready(self) -> bool:
         """Whether a server answers there and can take requests."""

@@ -1,4 +1,5 @@
-"""`tailrace kv`: how long to keep cached KV pages, worked out from a recorded trace of requests."""
+"""`tailrace kv`: how long to keep cached KV pages, worked out from a recorded trace of requests; and whether a server's
+cache works."""
 
 from __future__ import annotations
 
@@ -18,12 +19,74 @@ from tailrace.terms import InvalidInput
 if TYPE_CHECKING:
     from tailrace.kv.replay import Outcome, Trace
 
-app = typer.Typer(help="How long to keep cached KV pages.", no_args_is_help=True, rich_markup_mode="rich")
+app = typer.Typer(help="Cached KV pages: how long to keep them, and whether they are found.", no_args_is_help=True,
+                  rich_markup_mode="rich")  # fmt: skip
 
 
-@app.callback()
-def _kv() -> None:
-    pass  # without a callback, typer would take the only command for the group itself
+_SHOWN = {"ok": "ok", "failed": "FAILED", "skipped": "skipped", "note": "note"}
+
+
+@app.command()
+def check(
+    url: Annotated[
+        str | None,
+        typer.Argument(help="A running server. Default: the one on port 8000, else one is started.", metavar="URL"),
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Default: the first that it serves.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Length of the prompt, about.", metavar="TOKENS")] = 256,
+    evict: Annotated[
+        bool, typer.Option("--evict", help="Push its pages out of memory first, with prompts that fill the pool.")
+    ] = False,
+    other_key: Annotated[
+        str | None, typer.Option(envvar="TAILRACE_OTHER_KEY", help="Another tenant's key, which must find nothing.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="TAILRACE_API_KEY", show_envvar=True, help="The server's key.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Check that a server finds what it has cached.
+
+    Sends a prompt that nobody has sent before, sends it again, and says whether
+    its tokens were found: in memory, with another tenant's key (which must find
+    nothing), and in each tier below memory. What was not found is explained.
+    With --evict, other prompts push its pages out of memory, so that the tiers
+    have to give them back; that costs the prefill of a whole pool, and what
+    everybody has cached in it. The exit status is 1 where something failed.
+
+    [bold]Examples[/bold]
+
+      tailrace kv check http://127.0.0.1:8000
+      tailrace kv check http://127.0.0.1:8000 --evict --tokens 1500
+    """
+    from dataclasses import asdict
+
+    from tailrace.cli import kvcheck, local
+    from tailrace.cli.client import Client
+
+    if other_key is not None and other_key == api_key:
+        raise InvalidInput("--other-key is the same key as --api-key: nothing would be shown by it", param="other_key")
+    findings = []
+    with local.connected(url, model, api_key, lambda line: print(line, file=sys.stderr, flush=True)) as client:
+        other = Client(client.address, key=other_key) if other_key is not None else None
+
+        def say(line: str) -> None:
+            if not as_json:
+                print(line, file=sys.stderr, flush=True)
+
+        asked = model if url is not None else None  # else it was chosen by its name, which may be a path
+        for one in kvcheck.check(client, asked, tokens=tokens, other=other, evict=evict, say=say):
+            findings.append(one)
+            if not as_json:
+                typer.echo(f"{_SHOWN[one.verdict]:8}{one.about}: {one.text}")
+    failed = any(one.verdict == "failed" for one in findings)
+    if as_json:
+        import msgspec
+
+        found = {"ok": not failed, "findings": [asdict(one) for one in findings]}
+        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    if failed:
+        raise typer.Exit(1)
 
 
 @app.command()

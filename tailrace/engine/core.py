@@ -170,6 +170,7 @@ class EngineCore:
             kv_batches=publisher.published if publisher is not None else 0,
             kv_batches_dropped=publisher.dropped if publisher is not None else 0,
             tiers=self.tier_gauges,
+            resumed=[scheduler.resumed.ram, scheduler.resumed.tier, scheduler.resumed.computed],
         )
 
     @property
@@ -195,6 +196,9 @@ class EngineCore:
                 load_seconds=stats.load_seconds,
                 predicted_seconds=stats.predicted_seconds,
                 misses=dict(stats.tier.misses),
+                page_bytes=self._transfers.page_bytes,
+                computing_seconds=stats.computing_seconds,
+                requeued=stats.requeued,
                 up=stats.up,
                 refused=stats.tier.refused,
                 lookups=stats.lookups,
@@ -334,6 +338,7 @@ class EngineCore:
             self._tell(ended, outcome, drawn, now)
             self._keep(ended.plan)
             self._events += launched
+        self._save_spilled()
         return self._news()
 
     def _take_in(self, intake: Callable[[], None] | None, now: float) -> None:
@@ -410,7 +415,7 @@ class EngineCore:
             plan = scheduler.plan(now, plan)
         self._next, self._stale = None, False
         events = [
-            Event(request.id, EventKind.PREEMPTED, now if since is None else since, cause=cause)
+            Event(request.id, EventKind.PREEMPTED, now if since is None else since, computed=request.lost, cause=cause)
             for request, cause in scheduler.preempted
             if request.state is not State.FINISHED
         ]
@@ -418,7 +423,10 @@ class EngineCore:
         for request in plan.admitted:
             self._builder.seat(request)
             events.append(Event(request.id, EventKind.ADMITTED, now, cached=request.hit, cause=request.waited_for))
+            if self._transfers is not None and request.loading is None:
+                events += self._without_load(request, now)
         if self._transfers is not None:
+            self._rescue_spilled(self._transfers)
             events += self._begin_loads(self._transfers, now)
             self._transfers.busy(bool(plan.chunks))
         self._blocked = not plan.chunks and (bool(scheduler.loads) or scheduler.awaiting)
@@ -464,7 +472,8 @@ class EngineCore:
     # --- the tiers below the pool
 
     def _offer(self, request: Request, first: int, limit: int) -> Offered | None:
-        """`scheduler.Offer`: what tiers have, where loading it is expected to be quicker than computing it."""
+        """`scheduler.Offer`: what tiers have, or are about to get, where loading it is expected to be quicker than
+        computing it."""
         transfers, chain = self._transfers, request.chain
         assert transfers is not None
         assert chain is not None
@@ -481,17 +490,28 @@ class EngineCore:
             cause = "" if lookup.done else "late"
             self._events.append(Event(request.id, EventKind.LOOKED, self._clock(), cause=cause))
         offered = transfers.offer(chain, first, limit)
-        if offered.declined:
-            event = Event(
-                request.id,
-                EventKind.DECLINED,
-                self._clock(),
-                cached=offered.declined * PAGE_SIZE,
-                predicted=offered.seconds,
-                tier=offered.tiers,
-            )
-            self._events.append(event)
+        if offered.why == "absent" and not lookup.done:
+            return offered._replace(why="late")
         return offered
+
+    def _without_load(self, request: Request, now: float) -> list[Event]:
+        """A request was admitted without a load: why, where it has been preempted and comes back with less than it had,
+        and where a tier had what is better computed."""
+        offered = request.offered or Offered(why="scoring")  # else it would have been asked for
+        less = bool(request.preemptions) and request.hit < request.lost - request.lost % PAGE_SIZE
+        if not less and offered.why != "slower":
+            return []
+        event = Event(
+            request.id,
+            EventKind.DECLINED,
+            now,
+            cached=offered.declined * PAGE_SIZE,
+            cause=offered.why,
+            predicted=offered.loading,
+            computing=known(offered.computing),
+            tier=offered.tiers,
+        )
+        return [event]
 
     def _load_ended(self) -> None:
         """On another thread: a load has ended, or a tier has said what it has."""
@@ -505,8 +525,15 @@ class EngineCore:
         for load in self.scheduler.unbegun:
             transfers.begin(load)
             tokens = len(load.pages) * PAGE_SIZE
-            tiers = "+".join(dict.fromkeys(transfers.name_of(part.tier) for part in load.parts))
-            event = Event(load.request.id, EventKind.LOADING, now, cached=tokens, predicted=load.predicted, tier=tiers)
+            event = Event(
+                load.request.id,
+                EventKind.LOADING,
+                now,
+                cached=tokens,
+                predicted=load.predicted,
+                computing=known(load.computing),
+                tier=load.tiers,
+            )
             events.append(event)
         self.scheduler.unbegun.clear()
         return events
@@ -553,6 +580,25 @@ class EngineCore:
         for node in nodes + plan.inserted:
             if node.alive:
                 transfers.store(key_of(node), node.page)
+
+    def _rescue_spilled(self, transfers: Transfers) -> None:
+        """Pages of requests that the next step has preempted, and that it has handed on already: nothing has written
+        them yet, the step and loads are about to. Few: only as many as the step needed."""
+        if not self._storing:
+            return
+        for node, page in self.scheduler.spilled:
+            if not node.alive:
+                transfers.store(key_of(node), page, urgent=True)
+
+    def _save_spilled(self) -> None:
+        """The other pages of requests that the step that runs now has preempted: those that have not been stored,
+        because the queue was full or because they are new."""
+        spilled = self.scheduler.spilled
+        if spilled and self._transfers is not None and self._storing:
+            for node, page in spilled:
+                if node.page == page:
+                    self._transfers.store(key_of(node), page, urgent=True)
+        spilled.clear()
 
     # --- news
 
@@ -610,6 +656,11 @@ class EngineCore:
         news = Tokens(self._outputs, self._events, self.gauges)
         self._outputs, self._events = [], []
         return news
+
+
+def known(seconds: float) -> float:
+    """For an event: 0 where it is infinite, since it is not known."""
+    return seconds if seconds < float("inf") else 0.0
 
 
 def logprob(result: Result, row: int, token: int, top: int) -> TokenLogprob:

@@ -2,8 +2,10 @@
 of the others waiting.
 
 Questions what a tier has go first, then loads, a page at a time. Pages to be stored, copies that the engine's thread
-has made, wait in a queue that is bounded: where it is full they are dropped, which costs a later miss. They are stored
-while nothing is computed, so that they take no core from a step, or once they fill half of the queue.
+has made, wait in a queue that is bounded: where it is full they are dropped, which costs a later miss; those of a
+preempted request, which comes back for certain, push out others instead. They are stored while nothing is computed, so
+that they take no core from a step, or once they fill half of the queue. A page that still waits there is found and
+loaded like any other.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,7 @@ from tailrace.kv.tiers import PageKey, Tier
 if TYPE_CHECKING:
     from tailrace.backends import Backend
     from tailrace.engine.request import Request
+    from tailrace.kv.prefix import PageChain
 
 CLOSE_SECONDS = 0.5
 """Longest that the pages which still wait to be stored may take at the end."""
@@ -39,6 +42,7 @@ class Load:
     __slots__ = (
         "begun",
         "cancelled",
+        "computing",
         "cut",
         "ended",
         "first",
@@ -48,6 +52,7 @@ class Load:
         "parts",
         "predicted",
         "request",
+        "tiers",
     )
 
     def __init__(
@@ -58,12 +63,17 @@ class Load:
         keys: Sequence[PageKey],
         predicted: float,
         split: Sequence[tuple[int, int]] = (),
+        *,
+        computing: float = 0.0,
+        tiers: str = "",
     ) -> None:
         self.request = request
         self.first = first
         self.pages = list(pages)
         self.keys = list(keys)
         self.predicted = predicted  # seconds that it should take
+        self.computing = computing  # seconds that computing the same should take; infinite where that is not known
+        self.tiers = tiers  # names of those that it is from
         self.parts: list[Part] = []
         at = 0
         for tier, count in split or [(0, len(self.pages))]:
@@ -94,7 +104,7 @@ class Load:
 class Part:
     """A load's pages `at` .. at + count - 1, from one tier."""
 
-    __slots__ = ("at", "before", "count", "done", "ended", "load", "predicted", "started", "tier")
+    __slots__ = ("at", "before", "count", "done", "ended", "load", "predicted", "queued", "started", "tier")
 
     def __init__(self, load: Load, tier: int, at: int, count: int) -> None:
         self.load = load
@@ -102,6 +112,7 @@ class Part:
         self.at = at
         self.count = count
         self.done = 0
+        self.queued = 0  # of those: that still waited to be stored
         self.before = 0  # bytes that it had to wait for
         self.predicted = 0.0  # seconds that it should take
         self.started = 0.0  # when its first page's turn came, and when it was done
@@ -122,7 +133,8 @@ class Lookup:
 
 
 class Copy:
-    """A page's bytes that wait to be stored by `users` movers; `Transfers` takes the buffer back from the last one."""
+    """A page's bytes that wait to be stored by `users` movers; `Transfers` takes the buffer back from the last one, but
+    not where one of them has pushed the page out of its queue: its thread may be reading it."""
 
     __slots__ = ("data", "key", "users")
 
@@ -154,7 +166,8 @@ class Mover:
         self.dropped = 0
         self.declined = 0  # loads that were not made
         self.loads = 0  # parts that have ended
-        self.load_seconds = self.predicted_seconds = 0.0
+        self.load_seconds = self.predicted_seconds = self.computing_seconds = 0.0
+        self.requeued = 0  # pages that were loaded while they still waited to be stored
         self.lookups = self.late_lookups = 0
         self.lookup_seconds = 0.0
         self._backend = backend
@@ -164,7 +177,8 @@ class Mover:
         self._give_back = give_back
         self._lookups: deque[Lookup] = deque()
         self._parts: deque[Part] = deque()
-        self._stores: deque[Copy] = deque()
+        self._stores: OrderedDict[bytes, Copy] = OrderedDict()  # by digest; oldest first
+        self._urgent: OrderedDict[bytes, Copy] = OrderedDict()  # likewise, of preempted requests
         self._waiting: set[bytes] = set()  # digests of pages that are queued or being stored
         self._busy = False
         self._wake = threading.Condition()
@@ -181,13 +195,27 @@ class Mover:
     @property
     def queued(self) -> int:
         """Pages that wait to be stored."""
-        return len(self._stores)
+        return len(self._stores) + len(self._urgent)
 
     @property
     def overdue(self) -> bool:
         """Whether a question waits that nobody waits for any more: the tier is slow, and no other is to be asked."""
         with self._wake:
             return any(lookup.late for lookup in self._lookups)
+
+    def lookup(self, chain: PageChain, first: int, limit: int) -> tuple[int, int]:
+        """How many of the chain's pages first .. limit-1 can be loaded, in a row from `first`, as far as is known: from
+        the tier, or from the queue of those that it is about to get. And how many of them are in that queue."""
+        digests, at, queued = chain.digests, first, 0
+        while at < limit:
+            if digests[at] in self._waiting:
+                queued += 1
+                at += 1
+            elif found := self.tier.lookup(chain, at, limit):
+                at += found
+            else:
+                break
+        return at - first, queued
 
     def before(self) -> int:
         """Pages that a load that began now would have to wait for."""
@@ -203,7 +231,9 @@ class Mover:
     def begin(self, part: Part, page_bytes: int) -> None:
         """Begins to fill a part's pages."""
         part.before = self.before() * page_bytes
-        part.predicted = self.cost.load_seconds(part.count * page_bytes, part.before)
+        keys = part.load.keys[part.at : part.at + part.count]
+        stored = sum(key.digest not in self._waiting for key in keys)
+        part.predicted = self.cost.load_seconds(stored * page_bytes, part.before)
         with self._wake:
             self._parts.append(part)
             self._wake.notify()
@@ -215,31 +245,44 @@ class Mover:
                 self._busy = on
                 self._wake.notify()
 
-    def wants(self, digest: bytes) -> bool:
+    def wants(self, digest: bytes, *, urgent: bool = False) -> bool:
         """Whether that page should be stored, and has not been queued yet. One for which there is no room counts as
-        dropped."""
-        if digest in self._waiting or not self.tier.up or self.tier.holds(digest):
+        dropped, but an urgent one pushes out the latest of those that are not: that is dropped then."""
+        if digest in self._waiting:
+            if urgent:
+                with self._wake:
+                    if digest in self._stores:
+                        self._urgent[digest] = self._stores.pop(digest)
             return False
-        if len(self._stores) >= self.room:
+        if not self.tier.up or self.tier.holds(digest):
+            return False
+        if self.queued >= self.room:
             self.dropped += 1
-            return False
+            with self._wake:
+                if not urgent or not self._stores:
+                    return False
+                self._waiting.discard(self._stores.popitem()[0])
         return True
 
-    def store(self, copy: Copy) -> None:
+    def store(self, copy: Copy, *, urgent: bool = False) -> None:
         """Queues a page that it `wants`."""
         with self._wake:
             self._waiting.add(copy.key.digest)
-            self._stores.append(copy)
+            (self._urgent if urgent else self._stores)[copy.key.digest] = copy
             if self._may_store():
                 self._wake.notify()
 
-    def measure(self, part: Part, page_bytes: int) -> None:
-        """A part has ended: what that says of the tier."""
+    def measure(self, part: Part, page_bytes: int, used: int) -> None:
+        """A part has ended, and `used` of its pages are of use: what that says of the tier."""
+        load = part.load
         self.loads += 1
-        self.load_seconds += part.ended - part.load.begun
+        self.load_seconds += part.ended - load.begun
         self.predicted_seconds += part.predicted
-        if not part.before:
-            self.cost.loaded(part.done * page_bytes, part.ended - part.started, part.started - part.load.begun)
+        self.requeued += part.queued
+        if load.computing < float("inf"):
+            self.computing_seconds += load.computing * used / max(1, len(load.pages))
+        if not part.before and not part.queued:
+            self.cost.loaded(part.done * page_bytes, part.ended - part.started, part.started - load.begun)
 
     def stop(self) -> None:
         """Ends the thread once what is queued is stored."""
@@ -261,7 +304,9 @@ class Mover:
         with self._wake:
             lookup = self._lookups[0] if self._lookups else None
             part = self._parts[0] if lookup is None and self._parts else None
-            store = self._stores.popleft() if lookup is None and part is None and self._may_store() else None
+            idle = lookup is None and part is None
+            queue = self._urgent or self._stores
+            store = queue.popitem(last=False)[1] if idle and self._may_store() else None
         if lookup is not None:
             with contextlib.suppress(Exception):  # no answer is an answer
                 self.tier.ask(lookup.digests)
@@ -293,7 +338,8 @@ class Mover:
             return CLOSE_SECONDS
 
     def _may_store(self) -> bool:
-        return bool(self._stores) and (self._closing or not self._busy or 2 * len(self._stores) > self.room)
+        count = self.queued
+        return count > 0 and (self._closing or not self._busy or 2 * count > self.room)
 
     def _fill(self, part: Part) -> bool:
         """Loads the next page; False where the part has ended."""
@@ -304,10 +350,13 @@ class Mover:
             return False
         try:
             if first:
-                self.tier.prepare(load.keys[at : part.at + part.count])
-            data = self.tier.load(load.keys[at])
+                keys = load.keys[at : part.at + part.count]
+                self.tier.prepare([key for key in keys if key.digest not in self._waiting])
+            waiting = self._waiting_page(load.keys[at])
+            data = waiting if waiting is not None else self.tier.load(load.keys[at])
             if data is not None:
                 self._backend.write_page(load.pages[at], data)
+                part.queued += waiting is not None
         except Exception:  # noqa: BLE001 - whatever it was, the request computes instead
             _log.exception("tailrace: a KV page could not be loaded")
             data = None
@@ -316,6 +365,12 @@ class Mover:
             return False
         part.done += 1
         return part.done < part.count
+
+    def _waiting_page(self, key: PageKey) -> bytearray | None:
+        """The page, where it still waits to be stored. Token ids and parent are compared, as a tier does."""
+        with self._wake:
+            found = self._urgent.get(key.digest) or self._stores.get(key.digest)
+        return found.data if found is not None and found.key == key else None
 
     def _run(self) -> None:
         while True:

@@ -120,6 +120,9 @@ class TierGauges(msgspec.Struct, frozen=True, array_like=True):
     load_seconds: float = 0.0
     predicted_seconds: float = 0.0
     misses: dict[str, int] = {}  # by cause
+    page_bytes: int = 0  # of a page's content
+    computing_seconds: float = 0.0  # that what was loaded should have taken to compute
+    requeued: int = 0  # loaded while they still waited to be stored
     up: bool = True  # it answers
     refused: int = 0  # not stored: it did not take them
     lookups: int = 0
@@ -145,6 +148,7 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True):
     kv_batches: int = 0  # batches of KV events published, ever
     kv_batches_dropped: int = 0  # and dropped, for lack of room
     tiers: dict[str, TierGauges] = {}  # below the pool, nearest first
+    resumed: list[int] = []  # tokens of preempted requests, ever: found in the pool, loaded from tiers, computed again
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):

@@ -21,7 +21,9 @@ ends or is preempted is free for the next to compute.
 
 Where tiers below the pool (`kv.tiers`) have pages beyond those that the index knows, a request may be admitted to
 load them (`offer` decides): it runs, holding all its pages, but computes nothing until they are there. Where a tier has
-to be asked first, it waits for the answer (cause "kv_lookup"), for a time that `offer` bounds.
+to be asked first, it waits for the answer (cause "kv_lookup"), for a time that `offer` bounds. A preempted request's
+pages stay known until their room is needed, and `spilled` names them, so that the caller can see to it that tiers have
+them by then; what it comes back with, `resumed` counts.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from tailrace.backends import PAGE_SIZE
 from tailrace.engine.config import EngineConfig
@@ -50,6 +53,15 @@ LONGEST_RETRY = 16
 Offer = Callable[[Request, int, int], Offered | None]
 """Which of a request's pages first .. limit-1, in a row from `first`, are better loaded than computed; None where the
 request has to wait until that is known."""
+
+
+@dataclass(slots=True)
+class Resumed:
+    """Tokens that preempted requests had computed, by where they came from when those were admitted again."""
+
+    ram: int = 0
+    tier: int = 0
+    computed: int = 0  # computed again, or about to be
 
 
 def seniority(request: Request) -> tuple[bool, int, int]:
@@ -77,6 +89,8 @@ class Scheduler:
         self.waiting: dict[str, Request] = {}
         self.running: list[Request] = []  # most senior first
         self.preempted: list[tuple[Request, str]] = []  # since the caller last took them, with the cause
+        self.spilled: list[tuple[Node, int]] = []  # what those of them had computed, with its page; likewise
+        self.resumed = Resumed()
         self.offer: Offer = lambda _request, _first, _limit: NOTHING
         self.awaiting = False  # the latest plan left out a request that waits for what `offer` will say
         self.loads: list[Load] = []  # that hold pages
@@ -306,8 +320,8 @@ class Scheduler:
                 told = self.offer(request, len(hits), limit)
                 if told is None:
                     return "kv_lookup"
-                offered = told
-                request.loadable = not offered.declined
+                offered = request.offered = told
+                request.loadable = told.why != "slower"
         todo = request.expected - (len(hits) + offered.pages) * PAGE_SIZE
         ahead = sum(left for left in remaining if left <= todo)
         if ahead >= room * (1.0 - self.config.oldest_share) and remaining and request.passed < self.config.max_passed:
@@ -315,6 +329,9 @@ class Scheduler:
         if not self._fits(request, hits):
             return "pages"
         self._enter(request, hits)
+        if request.preemptions:
+            self.resumed.ram += min(request.hit, request.lost)
+            self.resumed.computed += max(0, request.lost - request.hit - offered.pages * PAGE_SIZE)
         if offered.pages:
             self._load(request, offered)
         return ""
@@ -377,13 +394,20 @@ class Scheduler:
 
     def _load(self, request: Request, offered: Offered) -> None:
         """The pages after those that the index knew are to be loaded before anything is computed."""
-        chain, first = request.chain, len(request.path)
+        chain, first, count = request.chain, len(request.path), offered.pages
         assert chain is not None
-        end = first + offered.pages
-        pages = request.pages[first:end]
-        keys = [key_at(chain, at) for at in range(first, end)]
-        load = Load(request, first, pages, keys, offered.seconds, offered.split)
-        self.pool.share(pages)
+        end = first + count
+        load = Load(
+            request,
+            first,
+            request.pages[first:end],
+            [key_at(chain, at) for at in range(first, end)],
+            offered.loading,
+            offered.split,
+            computing=offered.computing,
+            tiers=offered.tiers,
+        )
+        self.pool.share(load.pages)
         self.loads.append(load)
         self.unbegun.append(load)
         request.loading = load
@@ -407,12 +431,18 @@ class Scheduler:
                 found = min(count, pages * PAGE_SIZE)
                 self.prefix_loads[tier] = self.prefix_loads.get(tier, 0) + found
                 count -= found
+        else:
+            self.resumed.tier += tokens
+            self.resumed.computed += len(load.pages) * PAGE_SIZE - tokens
         self._publish(request, load.first + load.done, [])
         return tokens
 
     def give_up(self, request: Request) -> None:
         """Its load takes too long: the request waits to be admitted again, and computes everything."""
-        request.loadable = False
+        request.loadable, request.offered = False, Offered(why="late")
+        if request.preemptions and request.loading is not None:
+            self.resumed.computed += len(request.loading.pages) * PAGE_SIZE
+        request.lost = 0
         self._wait_again(request, "kv_load")
         self.preempted.append((request, "kv_load"))
 
@@ -426,8 +456,12 @@ class Scheduler:
         """A running request loses its pages, keeps its output, and waits to be admitted again. If the plan was to be
         its first step, it has only not been admitted."""
         unseen = plan is not None and plan.drop(request)
+        request.lost = request.computed
+        if cause != "error":
+            self.spilled += [(node, node.page) for node in request.path]
         self._wait_again(request, cause)
         if not unseen:
+            request.loadable, request.offered = True, None
             request.preemptions += 1
             request.protected = request.preemptions >= self.config.max_preemptions
             self.preemptions += 1
@@ -502,6 +536,7 @@ class Scheduler:
             for chunk in list(following.chunks.values()):
                 following.retract(chunk.request)
         lost = {id(node) for node in failed.inserted}
+        self.spilled = [(node, page) for node, page in self.spilled if id(node) not in lost]
         for request in [r for r in self.running if any(id(node) in lost for node in r.path)]:
             self.preempt(request, following, "error")
         self.index.withdraw(failed.inserted)

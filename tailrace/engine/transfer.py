@@ -2,8 +2,8 @@
 own (`mover`).
 
 The engine's thread hands over and takes back; it never waits. It asks what tiers have that are known only by asking,
-loads from the nearest tier that has a page, where that is expected to be quicker than computing it, and stores in all
-of them: a page is copied out of the pool once, beside a running step.
+loads from the nearest tier that has a page, or is about to get it, where that is expected to be quicker than computing
+it, and stores in all of them: a page is copied out of the pool once, beside a running step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tailrace.backends import PAGE_SIZE
 from tailrace.engine.mover import CLOSE_SECONDS, Copy, Load, Lookup, Mover, Part
@@ -34,17 +34,20 @@ LOAD_LIMIT = 5.0
 it has ended after all."""
 
 
-@dataclass(frozen=True)
-class Offered:
-    """What is better loaded than computed: `pages` in a row, which should take so many `seconds`, and how they are
-    split over the tiers (`Load`). No pages, but seconds, where there are some and computing should be quicker;
-    `declined` are those."""
+class Offered(NamedTuple):
+    """What tiers have of a chain beyond what the pool has, and whether it is to be loaded: how many `pages` in a row
+    are better loaded than computed, how they are split over the tiers (`Load`), the names of those, and the seconds
+    that loading them and computing their tokens are expected to take (computing: infinite where it is not known).
+    Without pages, `why` there are none: "absent", "slower" (computing should be quicker; tiers and seconds are those of
+    the `declined` pages) or "late" (an earlier load is overdue, or a tier has not said in time what it has)."""
 
     pages: int = 0
-    seconds: float = 0.0
-    split: tuple[tuple[int, int], ...] = ()
+    tiers: str = ""
+    loading: float = 0.0
+    computing: float = 0.0
+    why: str = "absent"
     declined: int = 0
-    tiers: str = ""  # names of those that it is about
+    split: tuple[tuple[int, int], ...] = ()
 
 
 NOTHING = Offered()
@@ -52,8 +55,9 @@ NOTHING = Offered()
 
 @dataclass(frozen=True)
 class TransferStats:
-    """Of one tier since the start, but for `queued`, the pages that wait to be stored now. Seconds are of loads and
-    lookups that have ended."""
+    """Of one tier since the start, but for `queued`, the pages that wait to be stored now. `requeued` pages were loaded
+    while they still waited there. Seconds are of loads and lookups that have ended: what they took, what loads should
+    have taken, and what computing the pages that they gave should have taken, where that was known."""
 
     tier: TierStats
     up: bool
@@ -63,6 +67,8 @@ class TransferStats:
     loads: int
     load_seconds: float
     predicted_seconds: float
+    computing_seconds: float
+    requeued: int
     lookups: int
     lookup_seconds: float
     late_lookups: int
@@ -122,6 +128,8 @@ class Transfers:
                 mover.loads,
                 mover.load_seconds,
                 mover.predicted_seconds,
+                mover.computing_seconds,
+                mover.requeued,
                 mover.lookups,
                 mover.lookup_seconds,
                 mover.late_lookups,
@@ -152,7 +160,7 @@ class Transfers:
             tier = mover.tier
             if self._stuck(mover):
                 continue
-            first += tier.lookup(chain, first, limit)
+            first += mover.lookup(chain, first, limit)[0]
             count = limit - first
             if not count:
                 break
@@ -177,18 +185,21 @@ class Transfers:
 
     def offer(self, chain: PageChain, first: int, limit: int) -> Offered:
         """Which of a chain's pages first .. limit-1 are better loaded than computed, from which tiers."""
-        at, split, declined, slower = first, [], 0, 0.0
+        at, split = first, []
         sizes = [0] * len(self.movers)  # bytes that each is to load
         before = [mover.before() * self.page_bytes for mover in self.movers]
-        names: list[str] = []
+        used: set[int] = set()
+        declined, slower, late = 0, 0.0, False
+        names: list[str] = []  # of the tiers whose pages are declined
         while at < limit:
             for number, mover in enumerate(self.movers):
                 if self._stuck(mover):
+                    late = True
                     continue
-                count = mover.tier.lookup(chain, at, limit)
+                count, queued = mover.lookup(chain, at, limit)
                 if not count:
                     continue
-                size, ahead = count * self.page_bytes, before[number] + sizes[number]
+                size, ahead = (count - queued) * self.page_bytes, before[number] + sizes[number]
                 if mover.cost.quicker(size, count * PAGE_SIZE, ahead):
                     break
                 mover.declined += 1
@@ -198,17 +209,18 @@ class Transfers:
             else:
                 break
             split.append((number, count))
+            used.add(number)
             sizes[number] += size
             at += count
-        if not split:
-            return Offered(0, slower, (), declined, "+".join(names)) if declined else NOTHING
-        seconds = max(
-            mover.cost.load_seconds(size, ahead)
-            for mover, size, ahead in zip(self.movers, sizes, before, strict=True)
-            if size
-        )
-        used = "+".join(mover.tier.name for mover, size in zip(self.movers, sizes, strict=True) if size)
-        return Offered(at - first, seconds, tuple(split), tiers=used)
+        cost = self.movers[0].cost  # all have been told the same of computing
+        computing = cost.compute_seconds((at - first if split else declined) * PAGE_SIZE)
+        if split:
+            loading = max(self.movers[number].cost.load_seconds(sizes[number], before[number]) for number in used)
+            tiers = "+".join(self.movers[number].tier.name for number in sorted(used))
+            return Offered(at - first, tiers, loading, computing, "", split=tuple(split))
+        if declined:
+            return Offered(0, "+".join(names), slower, computing, "slower", declined)
+        return Offered(why="late") if late else NOTHING
 
     def begin(self, load: Load) -> None:
         """Begins to fill the load's pages. No step that runs may touch them, nor any that is launched before the load
@@ -245,8 +257,10 @@ class Transfers:
             load = self._ended.popleft()
             ended.append(load)
             self._late.discard(load)
+            done = load.done
             for part in load.parts:
-                self.movers[part.tier].measure(part, self.page_bytes)
+                used = min(max(done - part.at, 0), part.count)
+                self.movers[part.tier].measure(part, self.page_bytes, used)
         return ended
 
     def busy(self, on: bool) -> None:
@@ -254,15 +268,15 @@ class Transfers:
         for mover in self.movers:
             mover.busy(on)
 
-    def store(self, key: PageKey, page: int) -> None:
+    def store(self, key: PageKey, page: int, *, urgent: bool = False) -> None:
         """Copies a complete page out of the pool and queues it, for the tiers that do not have it and are not about
-        to."""
-        movers = [mover for mover in self.movers if mover.wants(key.digest)]
+        to. Where a queue is full it is dropped; an urgent one pushes out the latest of those that are not."""
+        movers = [mover for mover in self.movers if mover.wants(key.digest, urgent=urgent)]
         if movers:
             data = self._backend.read_page(page, self._buffers.pop() if self._buffers else None)
             copy = Copy(key, data, len(movers))
             for mover in movers:
-                mover.store(copy)
+                mover.store(copy, urgent=urgent)
 
     def close(self) -> None:
         """Stores what is queued, as far as that goes in half a second, and ends the threads."""

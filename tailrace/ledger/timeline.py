@@ -14,6 +14,29 @@ WAITS = (Phase.PREPARE, Phase.QUEUE, Phase.KV_LOOKUP, Phase.KV_LOAD)
 """Phases that last until the event that ends them, whatever that is."""
 
 
+class Resume(msgspec.Struct, frozen=True):
+    """How a request came back after it was preempted: `had` tokens had been computed; of them so many were still in the
+    pool (`ram`) and so many came from a tier (`loaded`); the rest was computed again. Seconds are None where they are
+    not known, or where nothing was loaded."""
+
+    cause: str  # why it was preempted
+    had: int
+    away: float | None = None  # seconds from then until it was admitted again; None: it has not been
+    ram: int = 0
+    loaded: int = 0
+    tier: str = ""  # that had something, whether it was loaded or not; "disk+valkey" where both had
+    declined: int = 0  # tokens that it had, and that were not loaded
+    load: float | None = None  # seconds that the load took...
+    load_predicted: float | None = None  # ...and should have taken
+    computing_predicted: float | None = None  # seconds that computing the same should have taken
+    why_not: str = ""  # nothing more was loaded: absent, slower, late, scoring or missing
+
+    @property
+    def computed(self) -> int:
+        """Tokens that were computed again."""
+        return max(0, self.had - self.ram - self.loaded)
+
+
 class Timeline(msgspec.Struct, frozen=True):
     """Seconds and counts of one request. `phases` sums to `e2e` (up to rounding); `other` is part of it."""
 
@@ -33,8 +56,6 @@ class Timeline(msgspec.Struct, frozen=True):
     stalled_steps: int
     preemptions: int
     load_predicted: float  # seconds that the loads should have taken; what they took is the phase kv_load
-    declined_tokens: int  # tokens that a tier had, and that were computed, since that was expected to be quicker
-    declined_predicted: float  # seconds that loading them should have taken
     late_lookups: int  # times that a tier has not said in time what it has
     ttft: float | None  # received until the first token
     tpot: float | None  # mean seconds of each token after the first; None where there is none
@@ -42,6 +63,8 @@ class Timeline(msgspec.Struct, frozen=True):
     prefill: float | None  # first admitted until the first token
     decode: float | None  # first token until the last
     token_times: list[float] = []  # seconds since received, one a token, where asked for
+    resumes: list[Resume] = []  # one a preemption
+    load_declined: Resume | None = None  # what tiers offered, where it was first admitted without that
 
     @property
     def covered(self) -> float:
@@ -59,13 +82,13 @@ class Fold:
         "computed",
         "cursor",
         "declined",
-        "declined_predicted",
         "decode_steps",
         "finish",
         "fresh",
         "keep_times",
         "last_token",
         "late_lookups",
+        "left",
         "load_predicted",
         "loaded",
         "outputs",
@@ -74,6 +97,7 @@ class Fold:
         "queued",
         "received",
         "request",
+        "resumes",
         "spent",
         "stalled_steps",
         "state",
@@ -93,12 +117,15 @@ class Fold:
         self.fresh = False  # admitted, but no step has begun for it yet
         self.computed = self.cached = self.outputs = 0
         self.loaded: dict[str, int] = {}  # by tier
-        self.load_predicted = self.declined_predicted = 0.0
-        self.declined = self.late_lookups = 0
+        self.load_predicted = 0.0
+        self.late_lookups = 0
         self.prefill_steps = self.decode_steps = self.stalled_steps = self.preemptions = 0
         self.finish = ""
         self.closed = False
         self.times: list[float] = []
+        self.resumes: list[Resume] = []
+        self.left = 0.0  # when it was preempted, or its load began
+        self.declined: Resume | None = None
 
     def add(self, event: Event) -> None:
         """Takes one event in."""
@@ -131,23 +158,38 @@ class Fold:
             self._spend(Phase.KV_LOOKUP, event.at)
             self.state = Phase.QUEUE
             self.late_lookups += event.cause == "late"
-        elif kind is EventKind.DECLINED:
-            self.declined += event.cached
-            self.declined_predicted += event.predicted
         elif kind is EventKind.LOADING:
             self._spend(Phase.QUEUE, event.at)
             self.state = Phase.KV_LOAD
             self.load_predicted += event.predicted
+            self.left = event.at
+            self._resume(tier=event.tier, load_predicted=event.predicted, computing_predicted=event.computing or None)
         elif kind is EventKind.LOADED:
             self._spend(Phase.KV_LOAD, event.at)
             self.state = Phase.PREFILL
             self.fresh = True
             self.loaded[event.tier] = self.loaded.get(event.tier, 0) + event.cached
             self.cached += event.cached if not self.preemptions else 0
+            loaded = event.cached + (self.resumes[-1].loaded if self.resumes else 0)  # one event a tier
+            self._resume(loaded=loaded, load=event.at - self.left, why_not=event.cause)
+        elif kind is EventKind.DECLINED:
+            offer = {
+                "tier": event.tier,
+                "declined": event.cached,
+                "load_predicted": event.predicted or None,
+                "computing_predicted": event.computing or None,
+                "why_not": event.cause,
+            }
+            if self.resumes:
+                self._resume(**offer)
+            else:
+                self.declined = Resume("", 0, **offer)  # type: ignore[arg-type]  # of the fields' own types
         elif kind is EventKind.PREEMPTED:
             self._spend(Phase.KV_LOAD if self.state is Phase.KV_LOAD else Phase.OTHER, event.at)
             self.preemptions += 1
             self.state = Phase.QUEUE
+            self.left = event.at
+            self.resumes.append(Resume(event.cause, event.computed))
         elif kind is EventKind.FINISHED or kind is EventKind.FAILED:
             self._spend(self.state if self.state in WAITS else Phase.OTHER, event.at)
             self.finish = self.finish or (event.cause if kind is EventKind.FINISHED else "error")
@@ -155,6 +197,11 @@ class Fold:
         elif kind is EventKind.DELIVERED:
             self._spend(Phase.STREAM if self.state is Phase.STREAM else Phase.OTHER, event.at)
             self.closed = True
+
+    def _resume(self, **changes: object) -> None:
+        """More is known of how it came back from its latest preemption; nothing where there was none."""
+        if self.resumes:
+            self.resumes[-1] = msgspec.structs.replace(self.resumes[-1], **changes)
 
     def _spend(self, phase: Phase, until: float) -> None:
         if until > self.cursor:
@@ -174,6 +221,7 @@ class Fold:
         if self.admitted is None:
             self.admitted = event.at
             self.cached = event.cached
+        self._resume(away=event.at - self.left, ram=event.cached)
         self.fresh = True
         self.state = Phase.PREFILL
 
@@ -216,8 +264,6 @@ class Fold:
             stalled_steps=self.stalled_steps,
             preemptions=self.preemptions,
             load_predicted=self.load_predicted,
-            declined_tokens=self.declined,
-            declined_predicted=self.declined_predicted,
             late_lookups=self.late_lookups,
             ttft=first - self.received if first is not None else None,
             tpot=decode / (self.outputs - 1) if decode is not None and self.outputs > 1 else None,
@@ -225,15 +271,29 @@ class Fold:
             prefill=first - self.admitted if first is not None and self.admitted is not None else None,
             decode=decode,
             token_times=list(self.times),
+            resumes=list(self.resumes),
+            load_declined=self.declined,
         )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)
+
+
+def _offer(resume: Resume) -> dict[str, object]:
+    """What tiers offered, and why it was not taken."""
+    return {
+        "tier": resume.tier or None,
+        "declined_tokens": resume.declined,
+        "load_predicted_ms": _ms(resume.load_predicted),
+        "computing_predicted_ms": _ms(resume.computing_predicted),
+        "why_not": resume.why_not or None,
+    }
 
 
 def as_json(timeline: Timeline) -> dict[str, object]:
     """For answers and logs: milliseconds, rounded to a microsecond; phases that took no time are left out."""
-
-    def ms(seconds: float | None) -> float | None:
-        return None if seconds is None else round(seconds * 1000, 3)
-
+    ms = _ms
     body: dict[str, object] = {
         "request": timeline.request,
         "e2e_ms": ms(timeline.e2e),
@@ -262,13 +322,21 @@ def as_json(timeline: Timeline) -> dict[str, object]:
             "predicted_ms": ms(timeline.load_predicted),
             "tiers": timeline.loaded_from,
         }
-    if timeline.declined_tokens:
-        body["kv_declined"] = {
-            "tokens": timeline.declined_tokens,
-            "predicted_ms": ms(timeline.declined_predicted),
-        }
     if timeline.late_lookups:
         body["kv_late_lookups"] = timeline.late_lookups
+    if timeline.load_declined is not None:
+        body["kv_load_declined"] = _offer(timeline.load_declined)
+    if timeline.resumes:
+        body["resumes"] = [
+            {
+                "cause": one.cause,
+                "away_ms": _ms(one.away),
+                "tokens": {"had": one.had, "ram": one.ram, "loaded": one.loaded, "computed": one.computed},
+                "load_ms": _ms(one.load),
+                **_offer(one),
+            }
+            for one in timeline.resumes
+        ]
     if timeline.token_times:
         body["token_times_ms"] = [ms(at) for at in timeline.token_times]
     return body

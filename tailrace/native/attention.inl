@@ -35,6 +35,16 @@ struct Pages {
     }
 };
 
+// Two vectors that a load gives: their values, or where they lie; then each is fetched when it is its turn, and takes no
+// register before. Where sums fill all but a few, that is the difference between loading a vector and spilling one.
+struct Wide {
+    const float *first, *second;
+};
+inline F first_of(const Pair &p) { return p.first; }
+inline F second_of(const Pair &p) { return p.second; }
+inline F first_of(const Wide &p) { return f_load(p.first); }
+inline F second_of(const Wide &p) { return f_load(p.second); }
+
 // Scores of R rows against P pages: s[r][p * 16 + lane] = scale * dot(q[r], key). `load(p, d)`: dimensions d and d + 1 of a
 // page's keys. `stride`: floats between rows of q.
 template <int R, int P, class Load>
@@ -43,15 +53,15 @@ __attribute__((noinline)) void score(const float *q, int64_t stride, int head_di
     for (int r = 0; r < R; r++)
         for (int p = 0; p < P; p++) acc[r][p] = f_zero();
     for (int d = 0; d < head_dim; d += 2) {
-        Pair k[P];
+        decltype(load(0, d)) k[P];
         for (int p = 0; p < P; p++) k[p] = load(p, d);
         for (int r = 0; r < R; r++) {
             const F x = f_set1(q[r * stride + d]);
-            for (int p = 0; p < P; p++) acc[r][p] = f_fma(x, k[p].first, acc[r][p]);
+            for (int p = 0; p < P; p++) acc[r][p] = f_fma(x, first_of(k[p]), acc[r][p]);
         }
         for (int r = 0; r < R; r++) {
             const F x = f_set1(q[r * stride + d + 1]);
-            for (int p = 0; p < P; p++) acc[r][p] = f_fma(x, k[p].second, acc[r][p]);
+            for (int p = 0; p < P; p++) acc[r][p] = f_fma(x, second_of(k[p]), acc[r][p]);
         }
     }
     for (int r = 0; r < R; r++)
@@ -66,15 +76,15 @@ __attribute__((noinline)) void weigh(const float *p, int64_t positions, Load loa
     for (int r = 0; r < R; r++)
         for (int j = 0; j < J; j++) acc[r][j] = f_zero();
     for (int64_t i = 0; i < positions; i += 2) {
-        Pair v[J];
+        decltype(load(i, 0)) v[J];
         for (int j = 0; j < J; j++) v[j] = load(i, j);
         for (int r = 0; r < R; r++) {
             const F x = f_set1(p[r * SPLIT + i]);
-            for (int j = 0; j < J; j++) acc[r][j] = f_fma(x, v[j].first, acc[r][j]);
+            for (int j = 0; j < J; j++) acc[r][j] = f_fma(x, first_of(v[j]), acc[r][j]);
         }
         for (int r = 0; r < R; r++) {
             const F x = f_set1(p[r * SPLIT + i + 1]);
-            for (int j = 0; j < J; j++) acc[r][j] = f_fma(x, v[j].second, acc[r][j]);
+            for (int j = 0; j < J; j++) acc[r][j] = f_fma(x, second_of(v[j]), acc[r][j]);
         }
     }
     for (int r = 0; r < R; r++)
@@ -252,8 +262,8 @@ void attend(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t firs
             }
             piece_all(
                 q, rows, a.head_dim, dim, a.scale, v,
-                [&](int64_t i, int d) { return Pair{f_load(keys + (i * dim + d) * PAGE), f_load(keys + (i * dim + d + 1) * PAGE)}; },
-                [&](int64_t i, int d) { return Pair{f_load(values + i * dim + d), f_load(values + (i + 1) * dim + d)}; }, lo, hi, weights, piece, piece_max, piece_sum);
+                [&](int64_t i, int d) { return Wide{keys + (i * dim + d) * PAGE, keys + (i * dim + d + 1) * PAGE}; },
+                [&](int64_t i, int d) { return Wide{values + i * dim + d, values + (i + 1) * dim + d}; }, lo, hi, weights, piece, piece_max, piece_sum);
         } else {
             piece_all(
                 q, rows, a.head_dim, dim, a.scale, v, [&](int64_t i, int d) { return f_load_pairs(pages.key(page0 + i) + d * PAGE); },

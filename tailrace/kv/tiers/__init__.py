@@ -50,12 +50,16 @@ class TierStats:
 
 class Tier(Protocol):
     """`up`, `lookup`, `holds` and `stats` return at once, from any thread. The others may block, for a time that is
-    bounded, and are called by one thread. Nothing here raises for what happens to the stored pages.
+    bounded, and are called by one thread. Nothing here raises for what happens to the stored pages. `name` is what
+    metrics and timelines call it.
 
     Where `asked` is true it does not know what it has until it has been asked (`ask`)."""
 
-    name: str
-    asked: bool
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def asked(self) -> bool: ...
 
     @property
     def up(self) -> bool:

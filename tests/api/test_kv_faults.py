@@ -1,0 +1,213 @@
+"""What happens to processes and files while sessions come and go through the disk: no answer is wrong, none is waited
+for in vain, and nothing stays held."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from tests.api.conftest import Running, launch, serving, until
+from tests.api.stand import FIRST_BYTE
+from tests.api.test_kv_disk import EAGER, page_files
+
+SESSIONS = [[*(FIRST_BYTE + (7 * at + at // 5) % 400 for at in range(64)), *([FIRST_BYTE + n] * 200)] for n in range(8)]
+SMALL = {**EAGER, "kv_tokens": 592, "max_context": 320, "log_requests": False}
+"""37 pages, where a session takes 17 and, with its answer, 19: most come back from disk, and two that run at once
+preempt one another."""
+
+
+def body(n: int) -> dict[str, Any]:
+    return {"model": "stand", "prompt": SESSIONS[n], "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def truth() -> list[str]:
+    """The answers of a server without a disk."""
+    with serving() as server:
+        return [server.post("/v1/completions", body(n)).json()["choices"][0]["text"] for n in range(len(SESSIONS))]
+
+
+class Load:
+    """Clients that ask for sessions at random until they are told to stop, and hold each answer against the truth. A
+    server that dies may refuse or cut off, and nothing else."""
+
+    def __init__(self, server: Running, truth: list[str]) -> None:
+        self.server, self.truth = server, truth
+        self.right = self.failed = 0
+        self.wrong: list[str] = []
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(seed,)) for seed in range(6)]
+
+    def _run(self, seed: int) -> None:
+        rng = random.Random(seed)
+        with self.server.http() as client:
+            while not self._stop.is_set():
+                n = rng.randrange(len(SESSIONS))
+                try:
+                    if rng.random() < 0.1:  # a client that leaves
+                        with client.stream("POST", "/v1/completions", json={**body(n), "stream": True}) as answer:
+                            next(answer.iter_raw(), None)
+                        continue
+                    answer = client.post("/v1/completions", json=body(n))
+                except httpx.TransportError as error:
+                    if isinstance(error, httpx.TimeoutException):
+                        self.wrong.append(f"no answer: {error!r}")
+                    self.failed += 1
+                    time.sleep(0.01)
+                    continue
+                if answer.status_code == 200:
+                    self.right += 1
+                    if answer.json()["choices"][0]["text"] != self.truth[n]:
+                        self.wrong.append(answer.text)
+                else:
+                    self.failed += 1
+                    if answer.status_code not in (429, 503):
+                        self.wrong.append(answer.text)
+                    time.sleep(0.01)
+
+    @contextmanager
+    def on(self) -> Iterator[Load]:
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            for thread in self._threads:
+                thread.join()
+        assert self.wrong == []
+
+    def answers(self, more: int) -> None:
+        """Waits for so many more right answers."""
+        wanted = self.right + more
+        until(lambda: self.right >= wanted or self.wrong, f"{more} more answers")
+
+
+def settled(server: Running, truth: list[str]) -> None:
+    """It answers every session rightly, and then holds nothing."""
+    for n, want in enumerate(truth):
+        assert server.post("/v1/completions", body(n)).json()["choices"][0]["text"] == want
+    until(
+        lambda: server.metric("tailrace_kv_pages_used") == server.metric("tailrace_num_requests_running") == 0,
+        "nothing to be held",
+    )
+
+
+def test_the_engine_is_killed_at_random_points_under_load(truth: list[str], tmp_path: Path) -> None:
+    rng = random.Random(5)
+    with serving(**SMALL, kv_disk=str(tmp_path)) as server:
+        with Load(server, truth).on() as load:
+            for _ in range(2):
+                load.answers(rng.randrange(5, 30))
+                engine = server.engine
+                os.kill(engine, signal.SIGKILL)
+                until(lambda old=engine: server.engine not in (0, old), "another engine")
+            load.answers(20)
+            assert load.failed > 0
+        settled(server, truth)
+        assert server.metric("tailrace_kv_hit_tokens_total", tier="disk") > 0
+
+
+def test_the_server_is_killed_at_random_points_under_load_and_started_again(truth: list[str], tmp_path: Path) -> None:
+    rng = random.Random(6)
+    for _ in range(2):
+        running = launch(**SMALL, kv_disk=str(tmp_path)).wait_ready()
+        with Load(running, truth).on() as load:
+            load.answers(rng.randrange(15, 40))
+            os.kill(running.process.pid, signal.SIGKILL)
+        assert running.wait() == -signal.SIGKILL
+    with serving(**SMALL, kv_disk=str(tmp_path)) as server:
+        assert server.metric("tailrace_kv_disk_pages") > 0
+        settled(server, truth)
+        assert server.metric("tailrace_kv_hit_tokens_total", tier="disk") > 0
+        assert server.metric("tailrace_kv_disk_misses_total", cause="checksum") == 0
+
+
+def full(server: Running, _folder: Path) -> None:
+    """From now on no file gets longer than 64 bytes: writes are cut short, as on a disk that is full."""
+    resource.prlimit(server.engine, resource.RLIMIT_FSIZE, (64, 64))
+
+
+def read_only(_server: Running, folder: Path) -> None:
+    folder.chmod(0o500)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [full, pytest.param(read_only, marks=pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to root"))],
+)
+def test_the_disk_becomes_full_or_read_only_under_load(
+    harm: Callable[[Running, Path], None], truth: list[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "kv"
+    with serving(**SMALL, kv_disk=str(folder)) as server:
+        with Load(server, truth).on() as load:
+            load.answers(10)
+            harm(server, folder)
+            load.answers(30)
+            # what the sessions still need is on disk already; a new prompt has to be written
+            server.post("/v1/completions", {"model": "stand", "prompt": [9] * 300, "max_tokens": 1})
+            until(lambda: server.metric("tailrace_kv_disk_writable") == 0, "a page that cannot be written")
+            assert load.failed == 0
+        settled(server, truth)
+        assert sum("no more KV pages are stored" in line for line in server.log) == 1
+    folder.chmod(0o700)
+
+
+def test_files_are_changed_cut_short_and_deleted_while_they_are_served(truth: list[str], tmp_path: Path) -> None:
+    rng = random.Random(7)
+    with serving(**SMALL, kv_disk=str(tmp_path)) as server:
+        with Load(server, truth).on() as load:
+            load.answers(20)
+            for _ in range(15):
+                files = page_files(tmp_path)
+                for path in rng.sample(files, min(5, len(files))):
+                    harm(path, rng)
+                load.answers(2)
+            assert load.failed == 0
+        settled(server, truth)
+        assert server.metric("tailrace_kv_disk_misses_total") > 0
+        assert server.metric("tailrace_num_preemptions_total") > 0
+
+
+def harm(path: Path, rng: random.Random) -> None:
+    """One of the three, in place, whatever the server does with the file meanwhile."""
+    kind = rng.randrange(3)
+    try:
+        if kind == 0:
+            path.unlink()
+        elif kind == 1:
+            os.truncate(path, rng.randrange(300))
+        else:
+            with open(path, "r+b") as file:
+                file.seek(rng.randrange(max(1, path.stat().st_size)))
+                file.write(b"\xa5")
+    except FileNotFoundError:
+        pass
+
+
+def test_two_servers_under_load_share_a_directory_that_is_too_small(truth: list[str], tmp_path: Path) -> None:
+    with (
+        serving(**SMALL, kv_disk=str(tmp_path), kv_disk_bytes=60 * 4096) as one,
+        serving(**SMALL, kv_disk=str(tmp_path), kv_disk_bytes=60 * 4096) as two,
+    ):
+        with Load(one, truth).on() as first, Load(two, truth).on() as second:
+            first.answers(30)
+            second.answers(30)
+            assert first.failed == second.failed == 0
+        for server in (one, two):
+            settled(server, truth)
+            assert server.metric("tailrace_kv_disk_evicted_total") > 0
+            assert server.metric("tailrace_kv_disk_writable") == 1
+            assert server.metric("tailrace_kv_disk_misses_total", cause="checksum") == 0
