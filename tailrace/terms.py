@@ -44,6 +44,7 @@ class Phase(enum.StrEnum):
 
     PREPARE = "prepare"  # received until handed to the engine: checks, template, tokenizing
     QUEUE = "queue"  # handed to the engine until admitted, and again after each preemption
+    KV_LOOKUP = "kv_lookup"  # waiting for a tier below the pool to say which pages it has
     KV_LOAD = "kv_load"  # admitted, while pages of its prompt came from a tier below the pool
     PREFILL = "prefill"  # admitted until the first token: steps that computed its prompt
     DECODE = "decode"  # first token until the last
@@ -64,8 +65,10 @@ class EventKind(enum.StrEnum):
     SUBMITTED = "submitted"  # api: handed to the engine
     QUEUED = "queued"  # engine: taken into the waiting queue
     ADMITTED = "admitted"  # engine: has pages; `cached` tokens need no computing; `cause`: what it waited for
+    LOOKING = "looking"  # engine: a tier is asked for `cached` tokens; the request waits for the answer
+    LOOKED = "looked"  # engine: it waits no more; `cause` "late" where there was no answer
     LOADING = "loading"  # engine: `cached` more tokens are to be loaded from `tier`; `predicted`, `computing` seconds
-    LOADED = "loaded"  # engine: so many `cached` tokens were, and need no computing; `cause`: why no more
+    LOADED = "loaded"  # engine: so many `cached` tokens were, and need no computing; `cause`: why no more; one a `tier`
     DECLINED = "declined"  # engine: admitted without what a tier may have; `cause` says why, the rest as for LOADING
     CHUNK = "chunk"  # engine: a step [begin, at] computed `computed` of its prompt tokens
     TOKEN = "token"  # engine: a step [begin, at] gave it `computed` output tokens

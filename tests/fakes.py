@@ -308,20 +308,36 @@ def expected_tokens(
 
 class MemoryTier:
     """Implements `Tier` in a dictionary. `fail` is asked before every load and store: True loses the page, what it
-    raises is raised."""
+    raises is raised. With `asked` it knows only of pages that it has been asked for (`known`)."""
 
-    name = "memory"
-
-    def __init__(self, fail: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, fail: Callable[[], bool] = lambda: False, *, name: str = "disk", asked: bool = False) -> None:
+        self.name = name
+        self.asked = asked
+        self.up = True
         self.pages: dict[PageKey, bytes] = {}
+        self.known: set[bytes] = set()
         self.loads: list[PageKey] = []  # that gave something
+        self.questions = 0
         self.fail = fail
 
     def lookup(self, chain: PageChain, first: int, limit: int) -> int:
-        return next((n for n in range(limit - first) if key_at(chain, first + n) not in self.pages), limit - first)
+        return next((n for n in range(limit - first) if not self._has(key_at(chain, first + n))), limit - first)
+
+    def _has(self, key: PageKey) -> bool:
+        return key in self.pages and (not self.asked or key.digest in self.known)
 
     def holds(self, digest: bytes) -> bool:
-        return any(key.digest == digest for key in self.pages)
+        return any(key.digest == digest and self._has(key) for key in self.pages)
+
+    def ask(self, digests: Sequence[bytes]) -> None:
+        self.questions += 1
+        self.known.update(digests)
+
+    def tend(self) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""
 
     def load(self, key: PageKey) -> memoryview | None:
         if self.fail():
@@ -362,7 +378,7 @@ class Driver:
         digest: Digest = page_digest,
         check_every: int = 1,
         publisher: Publisher | None = None,
-        tier: Tier | None = None,
+        tier: Tier | Sequence[Tier] | None = None,
     ) -> None:
         self._check_every = check_every
         self._steps = 0
@@ -376,7 +392,8 @@ class Driver:
             max_wanted=config.max_wanted,
             windows=list(zip(config.windows, config.sliding_pages, strict=True)),
         )
-        self.transfers = Transfers(tier, self.backend, clock=self.clock, thread=False) if tier is not None else None
+        tiers = list(tier) if isinstance(tier, Sequence) else [tier] if tier is not None else []
+        self.transfers = Transfers(tiers, self.backend, clock=self.clock, thread=False) if tiers else None
         self.core = EngineCore(
             self.backend,
             config,
@@ -413,7 +430,8 @@ class Driver:
         if self._steps % self._check_every == 0:
             self.core.check_integrity()
         assert self.backend.violations == []
-        assert self.core.running_step or self.core.idle or self.core.scheduler.loads, "requests are held, nothing runs"
+        waits = self.core.scheduler.loads or self.core.scheduler.awaiting
+        assert self.core.running_step or self.core.idle or waits, "requests are held, nothing runs"
         for output in news.outputs if news else ():
             assert output.request not in self.last, "news of a request that has ended"
             self.tokens.setdefault(output.request, []).extend(output.tokens)

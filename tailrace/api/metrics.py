@@ -30,18 +30,26 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 CHOICES = (1, 2, 5, 10, 20)
 TIER_COUNTERS = {
     "hits": "",
-    "loaded": "KV pages loaded from disk.",
-    "stored": "KV pages stored on disk.",
+    "loaded": "KV pages loaded from {place}.",
+    "stored": "KV pages stored {at}.",
     "evicted": "KV pages deleted from disk to make room.",
     "dropped": "KV pages not stored, since the queue was full.",
     "declined": "Loads not made, since computing was expected to be quicker.",
-    "loads": "Loads from disk that have ended, complete or not.",
+    "loads": "Loads from {place} that have ended, complete or not.",
     "load_seconds": "Time of the loads that have ended.",
     "predicted_seconds": "Time that they were expected to take.",
     "computing_seconds": "Time that computing what they gave was expected to take.",
     "requeued": "KV pages loaded while they still waited to be stored.",
+    "refused": "KV pages that were not taken.",
+    "lookups": "Questions which KV pages it has.",
+    "lookup_seconds": "Time until they were answered.",
+    "late_lookups": "Questions for whose answer a request has waited in vain.",
 }
 """What `TierGauges` counts, with its description; hits have a family of their own."""
+TIERS = {"disk": ("disk", "on disk"), "valkey": ("the Valkey server", "in the Valkey server")}
+"""The tiers below the pool, with what their descriptions call them."""
+TIER_LACKS = {"disk": {"lookups", "lookup_seconds", "late_lookups", "up"}, "valkey": {"evicted"}}
+"""What says nothing of a tier."""
 RESUMED = ("ram", "tier", "computed")
 """Where what a preempted request had computed comes from when it goes on (`Gauges.resumed`)."""
 REASONS = ("stop", "length", "abort", "error", "timeout")
@@ -219,8 +227,10 @@ class _EngineTotals:
     prefix_hits: int = 0
     preemptions: int = 0
     steps: int = 0
-    tier: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIER_COUNTERS, 0.0))
-    tier_misses: dict[str, int] = field(default_factory=dict)
+    tiers: dict[str, dict[str, float]] = field(
+        default_factory=lambda: {tier: dict.fromkeys(TIER_COUNTERS, 0.0) for tier in TIERS}
+    )
+    tier_misses: dict[str, dict[str, int]] = field(default_factory=lambda: {tier: {} for tier in TIERS})
     resumed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RESUMED, 0))
     evictions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
     kv_batches: int = 0
@@ -234,8 +244,8 @@ class _EngineTotals:
         self.steps += max(0, new.steps - old.steps)
         self.kv_batches += max(0, new.kv_batches - old.kv_batches)
         self.kv_batches_dropped += max(0, new.kv_batches_dropped - old.kv_batches_dropped)
-        if new.tier is not None:
-            self._update_tier(new.tier, old.tier or TierGauges())
+        for tier, gauges in new.tiers.items():
+            self._update_tier(tier, gauges, old.tiers.get(tier) or TierGauges())
         for source, count, counted in zip(RESUMED, new.resumed, old.resumed or [0] * len(RESUMED), strict=False):
             self.resumed[source] += max(0, count - counted)
         before = old.evictions or [0] * len(CAUSES)
@@ -243,11 +253,12 @@ class _EngineTotals:
             self.evictions[cause] += max(0, count - counted)
         self.now, self.incarnation = new, incarnation
 
-    def _update_tier(self, new: TierGauges, old: TierGauges) -> None:
+    def _update_tier(self, tier: str, new: TierGauges, old: TierGauges) -> None:
+        counts, misses = self.tiers[tier], self.tier_misses[tier]
         for name in TIER_COUNTERS:
-            self.tier[name] += max(0.0, getattr(new, name) - getattr(old, name))
+            counts[name] += max(0.0, getattr(new, name) - getattr(old, name))
         for cause, count in new.misses.items():
-            self.tier_misses[cause] = self.tier_misses.get(cause, 0) + max(0, count - old.misses.get(cause, 0))
+            misses[cause] = misses.get(cause, 0) + max(0, count - old.misses.get(cause, 0))
 
 
 HELP = {
@@ -346,15 +357,16 @@ class _Families:
         info.add_metric(list(facts.values()), 1.0)
         yield info
 
-    def _tier(self, now: TierGauges | None) -> Iterator[Metric]:
-        """Prompt tokens found, by tier; and the disk's numbers, where there is one."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    def _tiers(self, now: dict[str, TierGauges]) -> Iterator[Metric]:
+        """Prompt tokens found, by tier; and the numbers of the tiers that there are."""
+        from prometheus_client.core import CounterMetricFamily
 
         engine = self._metrics.engine
-        found = engine.tier["hits"]
+        found = {tier: counts["hits"] for tier, counts in engine.tiers.items()}
         hits = CounterMetricFamily("tailrace_kv_hit_tokens", "Prompt tokens found, by tier.", labels=["tier"])
-        hits.add_metric(["ram"], engine.prefix_hits - found)
-        hits.add_metric(["disk"], found)
+        hits.add_metric(["ram"], engine.prefix_hits - sum(found.values()))
+        for tier, tokens in found.items():
+            hits.add_metric([tier], tokens)
         yield hits
         resumed = CounterMetricFamily(
             "tailrace_kv_resumed_tokens",
@@ -364,23 +376,34 @@ class _Families:
         for source, count in engine.resumed.items():
             resumed.add_metric([source], count)
         yield resumed
-        if now is None:
-            return
+        for tier, gauges in now.items():
+            yield from self._tier(tier, gauges)
+
+    def _tier(self, tier: str, now: TierGauges) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        engine = self._metrics.engine
+        place, at = TIERS[tier]
+        lacks = TIER_LACKS[tier]
+        known = "" if tier == "disk" else ", as far as this engine knows"
         for name, text, value in (
-            ("pages", "KV pages on disk.", now.pages),
-            ("bytes", "Bytes of the KV pages on disk.", now.bytes),
+            ("pages", f"KV pages {at}{known}.", now.pages),
+            ("bytes", f"Bytes of the KV pages {at}{known}.", now.bytes),
             ("queued", "KV pages that wait to be stored.", now.queued),
-            ("writable", "1 until a page could not be written.", float(now.writable)),
+            ("writable", "1 unless the last page could not be written.", float(now.writable)),
+            ("up", "1 while it answers.", float(now.up)),
         ):
-            yield GaugeMetricFamily(f"tailrace_kv_disk_{name}", text, value=value)
+            if name not in lacks:
+                yield GaugeMetricFamily(f"tailrace_kv_{tier}_{name}", text, value=value)
         for name, text in TIER_COUNTERS.items():
-            if text:
-                yield CounterMetricFamily(f"tailrace_kv_disk_{name}", text, value=engine.tier[name])
-        for name, text in (("loaded", "Bytes of KV loaded from disk."), ("stored", "Bytes of KV stored on disk.")):
-            value = engine.tier[name] * now.page_bytes
-            yield CounterMetricFamily(f"tailrace_kv_disk_{name}_bytes", text, value=value)
-        misses = CounterMetricFamily("tailrace_kv_disk_misses", "Loads that gave nothing.", labels=["cause"])
-        for cause, count in engine.tier_misses.items():
+            if text and name not in lacks:
+                text = text.format(place=place, at=at)
+                yield CounterMetricFamily(f"tailrace_kv_{tier}_{name}", text, value=engine.tiers[tier][name])
+        for name, text in (("loaded", f"Bytes of KV loaded from {place}."), ("stored", f"Bytes of KV stored {at}.")):
+            value = engine.tiers[tier][name] * now.page_bytes
+            yield CounterMetricFamily(f"tailrace_kv_{tier}_{name}_bytes", text, value=value)
+        misses = CounterMetricFamily(f"tailrace_kv_{tier}_misses", "Loads that gave nothing.", labels=["cause"])
+        for cause, count in engine.tier_misses[tier].items():
             misses.add_metric([cause], count)
         yield misses
 
@@ -417,7 +440,7 @@ class _Families:
         yield gauge("kv_pages_used", "KV pages that requests hold, those of pinned prefixes apart.", now.used_pages)
         yield gauge("kv_pages_cached", "KV pages that only the prefix cache holds.", now.cached_pages)
         yield from self._groups(now)
-        yield from self._tier(now.tier)
+        yield from self._tiers(now.tiers)
         yield gauge("kv_pages_pinned", "KV pages of pinned prefixes, in use or not.", now.pinned_pages)
         evictions = CounterMetricFamily("tailrace_kv_evictions", "KV pages forgotten, by cause.", labels=["cause"])
         for cause, count in self._metrics.engine.evictions.items():

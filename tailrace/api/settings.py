@@ -141,8 +141,15 @@ class Settings:
     """Directory where KV pages are kept beyond the pool and this process; None keeps none."""
     kv_disk_bytes: int = 4 << 30
     """Most bytes of it."""
+    kv_valkey: str | None = field(default=None, repr=False)
+    """URL of a Valkey server in which replicas share KV pages, possibly with a password; None shares none."""
+    kv_valkey_ttl: float = 86400.0
+    """Seconds after which that server forgets a page; 0 is never."""
+    kv_valkey_password_file: str | None = None
+    """File with the password for it."""
     kv_key_file: str | None = None
-    """File with the key that its pages are authenticated with; None: one in the directory, made at the first start."""
+    """File with the key that pages outside the process are authenticated with; None: one in the directory, made at the
+    first start. Needed with `kv_valkey`: all replicas have the same."""
     cache_dir: str | None = None
     """Root of the model cache, where repacked weights are kept; None is the default one."""
     loader: str = ""
@@ -211,19 +218,46 @@ class Settings:
             from tailrace.engine import subscribers
 
             subscribers.check(self.kv_events, self.kv_events_replay, self.kv_events_key, prefix_cache=self.prefix_cache)
-        if self.kv_key_file is not None and self.kv_disk is None:
-            raise InvalidInput("--kv-key-file is of use only with --kv-disk", param="kv_key_file")
-        if self.kv_disk is not None and not self.prefix_cache:
-            raise InvalidInput("--kv-disk keeps pages of the prefix cache, which is off", param="kv_disk")
-        if self.kv_disk is not None and self.kv_policy == "ttl":
-            raise InvalidInput(
-                "--kv-policy ttl promises to forget prompts, and --kv-disk keeps them: choose one", param="kv_policy"
-            )
-        if self.kv_disk_bytes < 1:
-            raise InvalidInput(f"kv_disk_bytes must be at least 1, not {self.kv_disk_bytes}", param="kv_disk_bytes")
+        self._check_tiers()
         self._check_parsers()
         if self.backend not in ("cpu", "reference"):
             raise InvalidInput(f'backend must be "cpu" or "reference", not "{self.backend}"', param="backend")
+
+    def _check_tiers(self) -> None:
+        """Raises InvalidInput where those below the KV pool cannot be had so."""
+        if self.kv_key_file is not None and self.kv_disk is None and self.kv_valkey is None:
+            raise InvalidInput("--kv-key-file is of use only with --kv-disk or --kv-valkey", param="kv_key_file")
+        for name, value in (("kv_disk", self.kv_disk), ("kv_valkey", self.kv_valkey)):
+            flag = "--" + name.replace("_", "-")
+            if value is not None and not self.prefix_cache:
+                raise InvalidInput(f"{flag} keeps pages of the prefix cache, which is off", param=name)
+            if value is not None and self.kv_policy == "ttl":
+                raise InvalidInput(
+                    f"--kv-policy ttl promises to forget prompts, and {flag} keeps them: choose one", param="kv_policy"
+                )
+        if self.kv_disk_bytes < 1:
+            raise InvalidInput(f"kv_disk_bytes must be at least 1, not {self.kv_disk_bytes}", param="kv_disk_bytes")
+        if not 0 <= self.kv_valkey_ttl < 1e9:
+            raise InvalidInput(
+                f"--kv-valkey-ttl is a number of seconds, or 0 for no end, not {self.kv_valkey_ttl}",
+                param="kv_valkey_ttl",
+            )
+        if self.kv_valkey is None:
+            if self.kv_valkey_password_file is not None:
+                raise InvalidInput(
+                    "--kv-valkey-password-file goes with --kv-valkey, which is not given",
+                    param="kv_valkey_password_file",
+                )
+            return
+        from tailrace.kv.tiers import valkey
+
+        valkey.check(self.kv_valkey)
+        if self.kv_key_file is None:
+            raise InvalidInput(
+                "--kv-valkey needs --kv-key-file: pages are authenticated with a key that all replicas have. Make one: "
+                "head -c 32 /dev/urandom > FILE; chmod 600 FILE",
+                param="kv_key_file",
+            )
 
     def _check_access(self) -> None:
         if self.host not in LOOPBACK and not self.api_keys and self.keys is None:
@@ -307,6 +341,9 @@ class Settings:
             kv_events_key=self.kv_events_key,
             kv_disk=self.kv_disk,
             kv_disk_bytes=self.kv_disk_bytes,
+            kv_valkey=self.kv_valkey,
+            kv_valkey_ttl=self.kv_valkey_ttl,
+            kv_valkey_password_file=self.kv_valkey_password_file,
             kv_key_file=self.kv_key_file,
             cache_dir=self.cache_dir,
             loader=self.loader,

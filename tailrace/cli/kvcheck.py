@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,12 +29,12 @@ ENOUGH = 5000
 SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 MISSES: Mapping[str, str] = {
-    "absent": "its files had been deleted, or had been taken by another server's bound",
-    "size": "its files were cut short",
-    "stale": "its files have another version's format",
-    "foreign": "its files belong to another model, to other kernels or to another length of context",
-    "checksum": "its files have been changed, or were written with another key (--kv-key-file)",
-    "error": "its files could not be read (the server's log says why)",
+    "absent": "they had been deleted, or had made room for others",
+    "size": "they were cut short",
+    "stale": "they have another version's format",
+    "foreign": "they belong to another model, to other kernels or to another length of context",
+    "checksum": "they have been changed, or were written with another key (--kv-key-file)",
+    "error": "they could not be read (the server's log says why)",
 }
 
 
@@ -115,7 +115,7 @@ class Check:
 
     @property
     def tiers(self) -> list[str]:
-        """The tiers below the pool."""
+        """The tiers below the pool, nearest first (which is the order of their names)."""
         names = self._first.labels("tailrace_kv_hit_tokens_total", "tier")
         return [name for name in names if self._first.get(f"tailrace_kv_{name}_pages") is not None]
 
@@ -184,10 +184,9 @@ class Check:
         warm = self._ask(self._client, prompt)
         yield self._ram(cold, warm, before)
         yield from self._tenant(prompt, cold)
-        for tier in self.tiers:
-            yield from self._tier(tier, prompt, cold)
+        yield from self._below(prompt, cold)
         if not self.tiers:
-            yield Finding("tiers", "skipped", "the server has no tier below memory (--kv-disk)")
+            yield Finding("tiers", "skipped", "the server has no tier below memory (--kv-disk, --kv-valkey)")
 
     def _history(self) -> Iterator[Finding]:
         asked = self._first.get("tailrace_prefix_cache_queries_total") or 0.0
@@ -268,30 +267,38 @@ class Check:
 
     # --- a tier
 
-    def _tier(self, tier: str, prompt: str, cold: Answer) -> Iterator[Finding]:
-        """Whether a tier has got the pages, and gives them back."""
+    def _below(self, prompt: str, cold: Answer) -> Iterator[Finding]:
+        """Whether each tier has got the pages, and gives them back."""
         if not self._expected(cold):
             return
-        series = f"tailrace_kv_{tier}_"
-        stored = self._stored(tier, series, cold)
-        yield stored
-        if stored.verdict == "failed":
+        working = []
+        for tier in self.tiers:
+            stored = self._stored(tier, cold)
+            yield stored
+            if stored.verdict != "failed":
+                working.append(tier)
+        if working and self._evict:
+            yield from self._back(working, prompt, cold)
             return
-        if not self._evict:
+        for tier in working:
             yield Finding(f"{tier} back", "skipped", "whether it gives them back was not tried: --evict fills the pool "
                           "with other prompts first, which costs everybody what they have cached there")  # fmt: skip
-            return
-        yield self._back(tier, series, prompt, cold)
 
-    def _stored(self, tier: str, series: str, cold: Answer) -> Finding:
+    def _stored(self, tier: str, cold: Answer) -> Finding:
         wanted = self._expected(cold) // self._page
-        about = f"{tier} stores"
+        about, series = f"{tier} stores", f"tailrace_kv_{tier}_"
         end = self._clock() + PATIENCE
         while True:
             now = self._counters()
             count = risen(self._first, now, f"{series}stored_total")
             if count >= wanted:
                 return Finding(about, "ok", f"the {wanted} pages of the prompt were stored")
+            if now.get(f"{series}up") == 0:
+                return Finding(about, "failed", "its server does not answer (the log says why) and is tried again from "
+                               "time to time")  # fmt: skip
+            if now.get(f"{series}writable") == 0 and tier == "valkey":
+                return Finding(about, "failed", "its server takes no pages (full: maxmemory, and a policy that makes "
+                               "room?) and is tried again every few seconds")  # fmt: skip
             if now.get(f"{series}writable") == 0:
                 return Finding(about, "failed", "it cannot be written (full, or read-only: the server's log says which)"
                                " and is only read from until the server is started again")  # fmt: skip
@@ -300,40 +307,55 @@ class Check:
             self._sleep(POLL)
         said = f"{count:.0f} of {wanted} pages were stored within {PATIENCE:.0f} s: "
         if risen(self._first, now, f"{series}dropped_total"):
-            return Finding(about, "failed", said + "the queue was full, so pages were dropped (a slow disk?)")
+            return Finding(
+                about, "failed", said + "the queue was full, so pages were dropped (a slow disk or network?)"
+            )
         if now.get(f"{series}queued"):
-            return Finding(about, "failed", said + f"{now.get(f'{series}queued'):.0f} wait (a busy server or a slow "
-                           "disk)")  # fmt: skip
+            return Finding(about, "failed", said + f"{now.get(f'{series}queued'):.0f} wait (a busy server, or a slow "
+                           "disk or network)")  # fmt: skip
         return Finding(about, "failed", said + "nothing in /metrics says why")
 
-    def _back(self, tier: str, series: str, prompt: str, cold: Answer) -> Finding:
-        expected, about = self._expected(cold), f"{tier} gives back"
-        if not self._pool:
-            return Finding(about, "skipped", "/metrics does not say how large the pool is")
-        for turn in range(FILLS):
+    def _back(self, tiers: Sequence[str], prompt: str, cold: Answer) -> Iterator[Finding]:
+        """What each of the tiers gives back once the pages have left the pool."""
+        said = "/metrics does not say how large the pool is"
+        for turn in range(FILLS if self._pool else 0):
             before = self._fill(turn)
             again = self._ask(self._client, prompt)
             after = self._counters()
-            loaded = risen(before, after, "tailrace_kv_hit_tokens_total", tier=tier)
-            if loaded:
-                text = f"{again.cached} of {again.tokens} tokens were found after they had left the pool"
-                took, was = (risen(before, after, f"{series}{kind}_seconds_total") for kind in ("load", "predicted"))
-                text += f"; {loaded:.0f} came from the {tier} in {took * 1000:.1f} ms (expected: {was * 1000:.1f} ms)"
-                good = (again.cached or 0) >= expected
-                return Finding(
-                    about, "ok" if good else "failed", text + ("" if good else self._why_less(before, after, series))
-                )
-            if (again.cached or 0) < expected:
-                break  # it is neither in memory nor loaded
+            if (again.cached or 0) < self._expected(cold) or any(
+                risen(before, after, "tailrace_kv_hit_tokens_total", tier=tier) for tier in self.tiers
+            ):
+                break  # it was loaded, or is neither in memory nor loaded
+            said = (
+                f"the pages are still in memory after {FILLS} pools' worth of other prompts (pinned, or --kv-policy "
+                "keeps what is used often)"
+            )
         else:
-            return Finding(about, "skipped", f"the pages are still in memory after {FILLS} pools' worth of other "
-                           "prompts (pinned, or --kv-policy keeps what is used often)")  # fmt: skip
+            for tier in tiers:
+                yield Finding(f"{tier} gives back", "skipped", said)
+            return
+        for tier in tiers:
+            yield self._given(tier, cold, again, before, after)
+
+    def _given(self, tier: str, cold: Answer, again: Answer, before: Counters, after: Counters) -> Finding:
+        """What a tier has given of the pages that had left the pool."""
+        about, series = f"{tier} gives back", f"tailrace_kv_{tier}_"
+        loaded = risen(before, after, "tailrace_kv_hit_tokens_total", tier=tier)
+        if loaded:
+            text = f"{again.cached} of {again.tokens} tokens were found after they had left the pool"
+            took, was = (risen(before, after, f"{series}{kind}_seconds_total") for kind in ("load", "predicted"))
+            text += f"; {loaded:.0f} came from the {tier} in {took * 1000:.1f} ms (expected: {was * 1000:.1f} ms)"
+            if (again.cached or 0) >= self._expected(cold):
+                return Finding(about, "ok", text)
+            return Finding(about, "failed", text + self._why_less(before, after, series))
+        for near in self.tiers[: self.tiers.index(tier)]:
+            if risen(before, after, f"tailrace_kv_{near}_loads_total"):
+                return Finding(about, "skipped", f"the {near}, which is nearer, was asked for them, so it was not")
         if risen(before, after, f"{series}declined_total"):
             return Finding(about, "note", f"it has them, but computing {cold.tokens} tokens anew was expected to be "
                            "quicker than loading them (a longer prompt, --tokens, may be loaded)")  # fmt: skip
-        return Finding(
-            about, "failed", "the pages had left the pool and were not found" + self._why_less(before, after, series)
-        )
+        said = "the pages had left the pool and were not found"
+        return Finding(about, "failed", said + self._why_less(before, after, series))
 
     def _fill(self, turn: int) -> Counters:
         """Sends other prompts until their tokens would fill the pool; what /metrics said then."""

@@ -121,8 +121,14 @@ SERVE = Declaration(
                "said in the clear. Default: none is kept.", _CAPACITY, metavar="DIR"),
         Option("--kv-disk-bytes", str, "Most bytes of that directory: a number, or as in 500MB or 4GiB.", _CAPACITY,
                "4GiB", metavar="SIZE"),
-        Option("--kv-key-file", str, "File with the key that those pages are authenticated with, at least 32 bytes. "
-               "Default: one in the directory, made at the first start.", _CAPACITY, metavar="FILE"),
+        Option("--kv-valkey", str, "URL of a Valkey server in which replicas share KV pages: valkey://host:6379/0, "
+               "valkeys:// with TLS, or unix:///socket. It gets what was said in the clear.", _CAPACITY, metavar="URL"),
+        Option("--kv-valkey-ttl", float, "Seconds after which that server forgets a page; 0 for never.", _CAPACITY,
+               86400.0, metavar="SECONDS"),
+        Option("--kv-valkey-password-file", str, "File with the password for that server.", _CAPACITY, metavar="FILE"),
+        Option("--kv-key-file", str, "File with the key that pages on disk or in Valkey are authenticated with, at "
+               "least 32 bytes. Valkey needs one, the same for all replicas. Default: one in the directory, made at "
+               "the first start.", _CAPACITY, metavar="FILE"),
         Option("--limit", str, "What a request may be at most: choices=8, body_bytes=1000000, stop_strings, logprobs "
                "and others (docs/keys.md); may be repeated.", _CAPACITY, many=True, metavar="NAME=NUMBER"),
         Option("--threads", int, "Compute threads. Default: one a core.", _COMPUTE),

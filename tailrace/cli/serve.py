@@ -100,9 +100,9 @@ def settings(values: Mapping[str, Any]) -> Settings:
     plain = (
         "host", "port", "kv_tokens", "max_context", "step_tokens", "max_running", "max_waiting", "threads", "kernels",
         "kv_dtype", "kv_dtype_skip", "quantize", "backend", "prefix_cache", "kv_policy", "kv_ttl", "kv_tenant_share",
-        "kv_disk", "kv_key_file", "kv_events", "kv_events_replay", "kv_events_key", "log_requests", "quiet",
-        "template_args", "keys", "tls_cert", "tls_key", "log_prompts", "unknown_parameters", "tool_parser",
-        "reasoning_parser",
+        "kv_disk", "kv_valkey", "kv_valkey_ttl", "kv_valkey_password_file", "kv_key_file", "kv_events",
+        "kv_events_replay", "kv_events_key", "log_requests", "quiet", "template_args", "keys", "tls_cert", "tls_key",
+        "log_prompts", "unknown_parameters", "tool_parser", "reasoning_parser",
     )  # fmt: skip
     return Settings(
         model=values["model"],

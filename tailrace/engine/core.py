@@ -32,9 +32,9 @@ from tailrace.engine.protocol import (
 )
 from tailrace.engine.request import Request, State
 from tailrace.engine.scheduler import Scheduler
-from tailrace.engine.transfer import Load, Offered, Transfers
+from tailrace.engine.transfer import Offered, Transfers
 from tailrace.engine.watch import StopWatch
-from tailrace.kv.prefix import Digest, Node, PageChain, page_digest
+from tailrace.kv.prefix import Digest, Node, page_digest
 from tailrace.kv.tiers import key_of
 from tailrace.terms import Event, EventKind
 
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from tailrace.engine.publisher import Publisher
     from tailrace.text.tokens import TokenBytes
 
-LOAD_LIMIT = 5.0
-"""Seconds after which a request no longer waits for its load, and none is begun until that one has ended after all."""
 RATED_TOKENS = 64
 """Prompt tokens of a step from which on it tells how quick computing prompts is."""
 
@@ -134,8 +132,7 @@ class EngineCore:
         self._publisher = publisher
         self._transfers = transfers if config.prefix_cache else None
         self._storing = False  # pages are stored once start-up is over
-        self._blocked = False  # nothing can be computed until a load ends
-        self._declined = 0  # times that pages which a tier had were better computed
+        self._blocked = False  # nothing can be computed until a load ends, or a tier has said what it has
         if self._transfers is not None:
             self._transfers.notify = self._load_ended
             self.scheduler.offer = self._offer
@@ -182,7 +179,7 @@ class EngineCore:
             evictions=list(scheduler.index.evictions.values()),
             kv_batches=publisher.published if publisher is not None else 0,
             kv_batches_dropped=publisher.dropped if publisher is not None else 0,
-            tier=self.tier_gauges,
+            tiers=self.tier_gauges,
             resumed=[scheduler.resumed.ram, scheduler.resumed.tier, scheduler.resumed.computed],
             windows=self._window_gauges() if scheduler.windows else [],
         )
@@ -200,32 +197,39 @@ class EngineCore:
         ]
 
     @property
-    def tier_gauges(self) -> TierGauges | None:
-        """The state of the tier below the pool, which changes at rest too; None where there is none. Any thread may
-        ask."""
+    def tier_gauges(self) -> dict[str, TierGauges]:
+        """The state of the tiers below the pool by their names, nearest first, which changes at rest too. Any thread
+        may ask."""
         if self._transfers is None:
-            return None
-        stats = self._transfers.stats
-        return TierGauges(
-            pages=stats.tier.pages,
-            bytes=stats.tier.bytes,
-            writable=stats.tier.writable,
-            queued=stats.queued,
-            hits=self.scheduler.prefix_loads,
-            loaded=stats.tier.loaded,
-            stored=stats.tier.stored,
-            evicted=stats.tier.evicted,
-            dropped=stats.dropped,
-            declined=self._declined,
-            loads=stats.loads,
-            load_seconds=stats.load_seconds,
-            predicted_seconds=stats.predicted_seconds,
-            misses=dict(stats.tier.misses),
-            name=self._transfers.tier.name,
-            page_bytes=self._transfers.page_bytes,
-            computing_seconds=stats.computing_seconds,
-            requeued=stats.requeued,
-        )
+            return {}
+        hits = self.scheduler.prefix_loads
+        return {
+            name: TierGauges(
+                pages=stats.tier.pages,
+                bytes=stats.tier.bytes,
+                writable=stats.tier.writable,
+                queued=stats.queued,
+                hits=hits.get(number, 0),
+                loaded=stats.tier.loaded,
+                stored=stats.tier.stored,
+                evicted=stats.tier.evicted,
+                dropped=stats.dropped,
+                declined=stats.declined,
+                loads=stats.loads,
+                load_seconds=stats.load_seconds,
+                predicted_seconds=stats.predicted_seconds,
+                misses=dict(stats.tier.misses),
+                page_bytes=self._transfers.page_bytes,
+                computing_seconds=stats.computing_seconds,
+                requeued=stats.requeued,
+                up=stats.up,
+                refused=stats.tier.refused,
+                lookups=stats.lookups,
+                lookup_seconds=stats.lookup_seconds,
+                late_lookups=stats.late_lookups,
+            )
+            for number, (name, stats) in enumerate(self._transfers.stats.items())
+        }
 
     def check_integrity(self) -> None:
         """AssertionError where pages, pins, slots and requests do not agree. For tests after every step, and idle."""
@@ -382,7 +386,7 @@ class EngineCore:
         self.steps += 1
         self.progress += ended.plan.tokens
         if self._transfers is not None and ended.plan.tokens - ended.plan.decodes >= RATED_TOKENS:
-            self._transfers.cost.computed(ended.plan.tokens, self._clock() - ended.begin)
+            self._transfers.computed(ended.plan.tokens, self._clock() - ended.begin)
         tokens: list[int] = result.tokens.tolist()
         drawn = []
         eos = self._eos
@@ -448,7 +452,7 @@ class EngineCore:
             self._rescue_spilled(self._transfers)
             events += self._begin_loads(self._transfers, now)
             self._transfers.busy(bool(plan.chunks))
-        self._blocked = not plan.chunks and bool(scheduler.loads)
+        self._blocked = not plan.chunks and (bool(scheduler.loads) or scheduler.awaiting)
         if not plan.chunks:
             return events
         scheduler.launch(plan)
@@ -488,25 +492,30 @@ class EngineCore:
         if self.scheduler.waiting or (plan is not None and len(plan.chunks) < len(self.scheduler.running)):
             self._stale = True  # there is room now for those that were left out
 
-    # --- the tier below the pool
+    # --- the tiers below the pool
 
-    def _offer(self, chain: PageChain, first: int, limit: int) -> Offered:
-        """`scheduler.Offer`: what the tier has, or is about to get, where loading it is expected to be quicker than
+    def _offer(self, request: Request, first: int, limit: int) -> Offered | None:
+        """`scheduler.Offer`: what tiers have, or are about to get, where loading it is expected to be quicker than
         computing it."""
-        transfers = self._transfers
+        transfers, chain = self._transfers, request.chain
         assert transfers is not None
-        if any(load.cancelled and self._late(load) for load in self.scheduler.loads):
-            return Offered(why="late")
-        pages, queued = transfers.lookup(chain, first, limit)
-        if not pages:
-            return Offered()
-        size, before, cost = (pages - queued) * transfers.page_bytes, transfers.before(), transfers.cost
-        loading, computing = cost.load_seconds(size, before), cost.compute_seconds(pages * PAGE_SIZE)
-        tier = transfers.tier.name
-        if not cost.quicker(size, pages * PAGE_SIZE, before):
-            self._declined += 1
-            return Offered(0, tier, loading, computing, "slower")
-        return Offered(pages, tier, loading, computing, "")
+        assert chain is not None
+        lookup = request.lookup
+        if lookup is None:
+            request.lookup = lookup = transfers.ask(chain, first, limit)
+            if transfers.awaited(lookup):
+                tokens = len(lookup.digests) * PAGE_SIZE
+                self._events.append(Event(request.id, EventKind.LOOKING, lookup.begun, cached=tokens))
+        if not lookup.told:
+            if transfers.awaited(lookup):
+                return None
+            lookup.told = True
+            cause = "" if lookup.done else "late"
+            self._events.append(Event(request.id, EventKind.LOOKED, self._clock(), cause=cause))
+        offered = transfers.offer(chain, first, limit)
+        if offered.why == "absent" and not lookup.done:
+            return offered._replace(why="late")
+        return offered
 
     def _without_load(self, request: Request, now: float) -> list[Event]:
         """A request was admitted without a load: why, where it has been preempted and comes back with less than it had,
@@ -515,16 +524,20 @@ class EngineCore:
         less = bool(request.preemptions) and request.hit < request.lost - request.lost % PAGE_SIZE
         if not less and offered.why != "slower":
             return []
-        known = offered.computing if offered.computing < float("inf") else 0.0
-        event = Event(request.id, EventKind.DECLINED, now, cause=offered.why, predicted=offered.loading,
-                      computing=known, tier=offered.tier)  # fmt: skip
+        event = Event(
+            request.id,
+            EventKind.DECLINED,
+            now,
+            cached=offered.declined * PAGE_SIZE,
+            cause=offered.why,
+            predicted=offered.loading,
+            computing=known(offered.computing),
+            tier=offered.tiers,
+        )
         return [event]
 
-    def _late(self, load: Load) -> bool:
-        return load.begun > 0.0 and self._clock() - load.begun > LOAD_LIMIT
-
     def _load_ended(self) -> None:
-        """On the transfers' thread."""
+        """On another thread: a load has ended, or a tier has said what it has."""
         self._backend.hold(True)
         self.wake()
 
@@ -535,15 +548,22 @@ class EngineCore:
         for load in self.scheduler.unbegun:
             transfers.begin(load)
             tokens = len(load.pages) * PAGE_SIZE
-            known = load.computing if load.computing < float("inf") else 0.0
-            events.append(
-                Event(load.request.id, EventKind.LOADING, now, 0.0, 0, tokens, "", load.predicted, known, load.tier)
+            event = Event(
+                load.request.id,
+                EventKind.LOADING,
+                now,
+                cached=tokens,
+                predicted=load.predicted,
+                computing=known(load.computing),
+                tier=load.tiers,
             )
+            events.append(event)
         self.scheduler.unbegun.clear()
         return events
 
     def _take_back(self, transfers: Transfers, now: float) -> None:
-        """Loads that have ended, and requests that have waited too long for one."""
+        """Loads that have ended, what tiers have said, and requests that have waited too long."""
+        self._stale = transfers.heard() or self._stale
         for load in transfers.finished():
             self._stale = True
             request = load.request
@@ -551,15 +571,25 @@ class EngineCore:
             tokens = self.scheduler.loaded(load)
             if waited:
                 self.progress += tokens
-                cause = "" if load.done == len(load.pages) else "missing"
-                self._events.append(Event(request.id, EventKind.LOADED, now, cached=tokens, cause=cause))
+                for part, (tier, count) in zip(load.parts, load.filled, strict=False):
+                    event = Event(
+                        request.id,
+                        EventKind.LOADED,
+                        now,
+                        cached=count * PAGE_SIZE,
+                        cause="" if count == part.count else "missing",
+                        tier=transfers.name_of(tier),
+                    )
+                    self._events.append(event)
         for load in self.scheduler.loads:
-            if self._late(load) and not load.cancelled:
-                self._stale = True
-                self.scheduler.give_up(load.request)
+            if transfers.late(load):
+                transfers.gave_up(load)
+                if not load.cancelled:
+                    self._stale = True
+                    self.scheduler.give_up(load.request)
 
     def _keep(self, plan: Plan) -> None:
-        """Hands the pages that an ended step has made known, or found, to the tier. The next step may be running: it
+        """Hands the pages that an ended step has made known, or found, to the tiers. The next step may be running: it
         does not write them."""
         transfers = self._transfers
         if transfers is None or not self._storing:
@@ -568,7 +598,7 @@ class EngineCore:
         for request in plan.admitted:
             found = request.path[: request.hit // PAGE_SIZE]
             if found and request.chain is not None:
-                transfers.tier.lookup(request.chain, 0, len(found))  # they are in use
+                transfers.used(request.chain, len(found))
                 nodes += found
         for node in nodes + plan.inserted:
             if node.alive and not self.scheduler.windows:
@@ -653,6 +683,11 @@ class EngineCore:
         news = Tokens(self._outputs, self._events, self.gauges)
         self._outputs, self._events = [], []
         return news
+
+
+def known(seconds: float) -> float:
+    """For an event: 0 where it is infinite, since it is not known."""
+    return seconds if seconds < float("inf") else 0.0
 
 
 def logprob(result: Result, row: int, token: int, top: int) -> TokenLogprob:

@@ -14,11 +14,12 @@ from tailrace.backends.kvdtype import Kept, KvDtype, parse
 from tailrace.engine.process import Loaded
 from tailrace.engine.protocol import KvPool
 from tailrace.engine.spec import EngineSpec
-from tailrace.terms import ModelError
+from tailrace.terms import InvalidInput, ModelError
 
 if TYPE_CHECKING:
     from tailrace.engine.publisher import Publisher
     from tailrace.engine.transfer import Transfers
+    from tailrace.kv.tiers import Tier
     from tailrace.models.decoder import Model, ModelConfig
 
 _log = logging.getLogger("tailrace")
@@ -154,32 +155,53 @@ def as_asked(spec: EngineSpec, model: Model) -> Model:
 def identity(spec: EngineSpec, backend: Backend, context: int, variant: str = "") -> bytes:
     """What a cached page's numbers depend on besides its tokens: the model's files, what was done to its weights since
     they were read (`Model.variant`), and how they are computed with. Where pages outlive the process, the very build
-    counts too."""
+    counts too; where other machines use them, what is in the files, and not where they lie."""
     from tailrace.models.entry import prepared_dir
 
-    files = prepared_dir(Path(spec.model), cache_root(spec)).name
+    if spec.kv_valkey is not None:
+        from tailrace.models.prepared import content_digest
+
+        files = content_digest(Path(spec.model), root=cache_root(spec))
+    else:
+        files = prepared_dir(Path(spec.model), cache_root(spec)).name
     kept = parse(spec.kv_dtype, spec.kv_dtype_skip).name
-    computed = backend.numerics if spec.kv_disk is not None else backend.kernels
+    outlives = spec.kv_disk is not None or spec.kv_valkey is not None
+    computed = backend.numerics if outlives else backend.kernels
     return f"{files} {variant or 'stored'} {backend.name} {computed} {kept} {context}".encode()
 
 
 def open_transfers(spec: EngineSpec, backend: Backend) -> Transfers | None:
-    """What moves pages between the pool and the disk, where `spec` names a directory. Raises InvalidInput where that
-    cannot be used."""
-    if spec.kv_disk is None:
+    """What moves pages between the pool and the tiers below it, where `spec` names any. Raises InvalidInput where one
+    cannot be used; a server that is not there is no such thing."""
+    tiers: list[Tier] = []
+    key_file = Path(spec.kv_key_file).expanduser() if spec.kv_key_file else None
+    numerics, page_bytes = backend.numerics, backend.page_bytes
+    if spec.kv_disk is not None:
+        from tailrace.kv.tiers.disk import DiskTier
+
+        disk = DiskTier(
+            Path(spec.kv_disk).expanduser(),
+            spec.kv_disk_bytes,
+            numerics=numerics,
+            page_bytes=page_bytes,
+            page_tokens=PAGE_SIZE,
+            key_file=key_file,
+        )
+        tiers.append(disk)
+    if spec.kv_valkey is not None:
+        from tailrace.kv.tiers.seal import Seal, read_secret
+        from tailrace.kv.tiers.valkey import ValkeyTier, read_password
+
+        if key_file is None:
+            raise InvalidInput("pages in Valkey need a key that all replicas have", param="kv_key_file")
+        seal = Seal(read_secret(key_file), numerics=numerics, page_bytes=page_bytes, page_tokens=PAGE_SIZE)
+        password = read_password(spec.kv_valkey_password_file)
+        tiers.append(ValkeyTier(spec.kv_valkey, seal, ttl=spec.kv_valkey_ttl, password=password))
+    if not tiers:
         return None
     from tailrace.engine.transfer import Transfers
-    from tailrace.kv.tiers.disk import DiskTier
 
-    tier = DiskTier(
-        Path(spec.kv_disk).expanduser(),
-        spec.kv_disk_bytes,
-        numerics=backend.numerics,
-        page_bytes=backend.page_bytes,
-        page_tokens=PAGE_SIZE,
-        key_file=Path(spec.kv_key_file).expanduser() if spec.kv_key_file else None,
-    )
-    return Transfers(tier, backend)
+    return Transfers(tiers, backend)
 
 
 def open_publisher(spec: EngineSpec) -> Publisher | None:
@@ -221,10 +243,6 @@ def load(spec: EngineSpec) -> Loaded:
 
     kv_tokens, context = pool_sizes(spec, shape, available_memory())
     groups = page_groups(shape.attentions, context)
-    if spec.kv_disk is not None and len(groups) > 1:
-        raise ModelError(
-            "--kv-disk is not for models in which layers have a window within the served context yet: leave it out"
-        )
     config = EngineConfig(
         kv_tokens=kv_tokens,
         max_context=context,

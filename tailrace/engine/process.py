@@ -48,8 +48,8 @@ BEAT = 0.5
 """Seconds between heartbeats, idle or not."""
 IDLE = 1.0
 """Seconds of rest after which an engine looks over its books, once until it works again."""
-LOOK = 0.05
-"""Seconds between two looks at deadlines while every request waits for pages to be loaded."""
+LOOK = 0.02
+"""Seconds between two looks at deadlines while every request waits for pages, or for what a tier has."""
 WARM_PROMPT = 16
 """A page, and as many rows as the products of longer prompts take at once."""
 WARM_OUTPUT = 2
@@ -75,7 +75,7 @@ class Core(Protocol):
     def gauges(self) -> Gauges: ...
 
     @property
-    def tier_gauges(self) -> TierGauges | None: ...
+    def tier_gauges(self) -> dict[str, TierGauges]: ...
 
     def submit(self, request: Submit) -> None: ...
 
@@ -249,7 +249,7 @@ class Serving:
             os._exit(1)
 
     def _heartbeat(self) -> Heartbeat:
-        gauges = msgspec.structs.replace(self._gauges, tier=self._core.tier_gauges)
+        gauges = msgspec.structs.replace(self._gauges, tiers=self._core.tier_gauges)
         return Heartbeat(time.monotonic(), self._core.progress, gauges)
 
     def _beat(self) -> None:

@@ -113,8 +113,8 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TierGauges(msgspec.Struct, frozen=True, array_like=True):
-    """The tier below the pool. The first four are its state now, the rest counts from the engine's start. Counts are of
-    pages, but for `hits` (prompt tokens), `loads` and `declined` (loads)."""
+    """A tier below the pool. The first four and `up` are its state now, the rest counts from the engine's start. Counts
+    are of pages, but for `hits` (prompt tokens), `loads` and `declined` (loads), and of lookups."""
 
     pages: int = 0
     bytes: int = 0
@@ -130,10 +130,14 @@ class TierGauges(msgspec.Struct, frozen=True, array_like=True):
     load_seconds: float = 0.0
     predicted_seconds: float = 0.0
     misses: dict[str, int] = {}  # by cause
-    name: str = "disk"
     page_bytes: int = 0  # of a page's content
     computing_seconds: float = 0.0  # that what was loaded should have taken to compute
     requeued: int = 0  # loaded while they still waited to be stored
+    up: bool = True  # it answers
+    refused: int = 0  # not stored: it did not take them
+    lookups: int = 0
+    lookup_seconds: float = 0.0
+    late_lookups: int = 0  # for which a request has waited in vain
 
 
 class WindowGauges(msgspec.Struct, frozen=True, array_like=True):
@@ -163,8 +167,8 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True):
     evictions: list[int] = []  # pages forgotten, ever, by cause (`kv.prefix.CAUSES`)
     kv_batches: int = 0  # batches of KV events published, ever
     kv_batches_dropped: int = 0  # and dropped, for lack of room
-    tier: TierGauges | None = None
-    resumed: list[int] = []  # tokens of preempted requests, ever: found in the pool, loaded from a tier, computed again
+    tiers: dict[str, TierGauges] = {}  # below the pool, nearest first
+    resumed: list[int] = []  # tokens of preempted requests, ever: found in the pool, loaded from tiers, computed again
     windows: list[WindowGauges] = []
 
 

@@ -13,7 +13,7 @@ from tailrace.engine.protocol import FinishReason, Submit, TokenLogprob
 from tailrace.kv.prefix import Node, PageChain
 
 if TYPE_CHECKING:
-    from tailrace.engine.transfer import Load, Offered
+    from tailrace.engine.transfer import Load, Lookup, Offered
     from tailrace.kv.windows import Side
 
 
@@ -109,6 +109,7 @@ class Request:
         "limit",
         "loadable",
         "loading",
+        "lookup",
         "lost",
         "offered",
         "pages",
@@ -158,8 +159,9 @@ class Request:
         self.cached = 0  # prompt tokens that the first admission found
         self.hit = 0  # tokens that the latest admission found
         self.loading: Load | None = None  # fills some of its pages; nothing of it is computed meanwhile
+        self.lookup: Lookup | None = None  # what tiers below the pool have, since it last began to wait
         self.loadable = True  # no load has kept it waiting for too long, or was expected to
-        self.offered: Offered | None = None  # what a tier below the pool had when that was last asked
+        self.offered: Offered | None = None  # what tiers below the pool had when that was last asked
         self.lost = 0  # tokens that it had computed when it was preempted last
         self.scoring = submit.params.prompt_logprobs >= 0  # still owes log-probabilities of the prompt
         self.prompt_logprobs: list[TokenLogprob | None] = [None] * self.prompt_len if self.scoring else []

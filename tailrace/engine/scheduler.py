@@ -19,9 +19,10 @@ A waiting request whose next page a running one is about to compute waits for it
 from the launch of the step that computes them, since steps run in order. What the running one leaves uncomputed when it
 ends or is preempted is free for the next to compute.
 
-Where a tier below the pool (`kv.tiers`) has pages beyond those that the index knows, a request may be admitted to load
-them (`offer` decides): it runs, holding all its pages, but computes nothing until they are there. A preempted request's
-pages stay known until their room is needed, and `spilled` names them, so that the caller can see to it that a tier has
+Where tiers below the pool (`kv.tiers`) have pages beyond those that the index knows, a request may be admitted to
+load them (`offer` decides): it runs, holding all its pages, but computes nothing until they are there. Where a tier has
+to be asked first, it waits for the answer (cause "kv_lookup"), for a time that `offer` bounds. A preempted request's
+pages stay known until their room is needed, and `spilled` names them, so that the caller can see to it that tiers have
 them by then; what it comes back with, `resumed` counts.
 
 Where layers have windows, each of their groups has a pool of its own (`kv.windows`). At admission a request gets as
@@ -46,7 +47,7 @@ from tailrace.engine.fairness import FairOrder
 from tailrace.engine.plan import Plan
 from tailrace.engine.protocol import Submit
 from tailrace.engine.request import Request, State, WindowTable, pages_for
-from tailrace.engine.transfer import Load, Offered
+from tailrace.engine.transfer import NOTHING, Load, Offered
 from tailrace.kv.pages import PagePool
 from tailrace.kv.prefix import Digest, Node, PageChain, PrefixIndex, page_digest, root_digest
 from tailrace.kv.retention import Policy, make_policy
@@ -58,9 +59,9 @@ LOOK_UP_PAGES = 4096
 LONGEST_RETRY = 16
 """Most steps for which a request that did not fit is not looked at again."""
 
-Offer = Callable[[PageChain, int, int], Offered]
-"""How many of a chain's pages first .. limit-1, in a row from `first`, are better loaded than computed."""
-NOTHING = Offered()
+Offer = Callable[[Request, int, int], Offered | None]
+"""Which of a request's pages first .. limit-1, in a row from `first`, are better loaded than computed; None where the
+request has to wait until that is known."""
 
 
 @dataclass(slots=True)
@@ -122,11 +123,12 @@ class Scheduler:
         self.preempted: list[tuple[Request, str]] = []  # since the caller last took them, with the cause
         self.spilled: list[tuple[Node, int]] = []  # what those of them had computed, with its page; likewise
         self.resumed = Resumed()
-        self.offer: Offer = lambda _chain, _first, _limit: NOTHING
+        self.offer: Offer = lambda _request, _first, _limit: NOTHING
+        self.awaiting = False  # the latest plan left out a request that waits for what `offer` will say
         self.loads: list[Load] = []  # that hold pages
         self.unbegun: list[Load] = []  # of those: to be begun once no step runs that their pages may be left over from
         self.preemptions = 0
-        self.prefix_loads = 0  # prompt tokens found below the pool
+        self.prefix_loads: dict[int, int] = {}  # prompt tokens found below the pool, by number of the tier
         self.prefix_queries = 0
         self.prefix_hits = 0
         self._identity = identity
@@ -187,6 +189,7 @@ class Scheduler:
         """The next step, as if every running request went on. Given a plan that has not been launched, brings it up to
         date: its decodes stay, prompts and admissions are shared out anew."""
         self.index.advance(now)
+        self.awaiting = False
         if plan is None:
             self._number += 1
             plan = Plan(self._number)
@@ -381,7 +384,9 @@ class Scheduler:
                     other.passed += 1
                 continue
             request.cause = cause
-            if cause != "prefix":
+            if cause == "kv_lookup":
+                self.awaiting = True
+            elif cause != "prefix":
                 skipped.append(request)
             if cause == "pages":
                 request.retry_step = plan.number + min(LONGEST_RETRY, 1 << min(request.passed, 8))
@@ -403,8 +408,11 @@ class Scheduler:
                 request.blocked_on = chain.digests[len(hits)]
                 return "prefix"
             if len(hits) < limit and request.loadable and not (self.windows and request.protected):
-                offered = request.offered = self.offer(chain, len(hits), limit)
-                request.loadable = offered.why != "slower"
+                told = self.offer(request, len(hits), limit)
+                if told is None:
+                    return "kv_lookup"
+                offered = request.offered = told
+                request.loadable = told.why != "slower"
         todo = request.expected - (len(hits) + offered.pages) * PAGE_SIZE
         ahead = sum(left for left in remaining if left <= todo)
         if ahead >= room * (1.0 - self.config.oldest_share) and remaining and request.passed < self.config.max_passed:
@@ -530,15 +538,23 @@ class Scheduler:
         """The pages after those that the index knew are to be loaded before anything is computed."""
         chain, first, count = request.chain, len(request.path), offered.pages
         assert chain is not None
-        pages: list[Pages] = list(request.pages[first : first + count])
+        end = first + count
+        pages: list[Pages] = list(request.pages[first:end])
         if request.tables:  # what their windows do not reach back to is left out
             sliding = [
-                [-1 if at < table.first else table.pages[at] for at in range(first, first + count)]
-                for table in request.tables
+                [-1 if at < table.first else table.pages[at] for at in range(first, end)] for table in request.tables
             ]
-            pages = list(zip(request.pages[first : first + count], *sliding, strict=True))
-        keys = [key_at(chain, at) for at in range(first, first + count)]
-        load = Load(request, first, pages, keys, offered.loading, offered.computing, offered.tier)
+            pages = list(zip(request.pages[first:end], *sliding, strict=True))
+        load = Load(
+            request,
+            first,
+            pages,
+            [key_at(chain, at) for at in range(first, end)],
+            offered.loading,
+            offered.split,
+            computing=offered.computing,
+            tiers=offered.tiers,
+        )
         for pool, held in zip(self._pools, self._held_by(load), strict=True):
             pool.share(held)
         self.loads.append(load)
@@ -563,7 +579,10 @@ class Scheduler:
             count = min(request.computed, request.prompt_len) - request.cached
             request.cached += count
             self.prefix_hits += count
-            self.prefix_loads += count
+            for tier, pages in load.filled:
+                found = min(count, pages * PAGE_SIZE)
+                self.prefix_loads[tier] = self.prefix_loads.get(tier, 0) + found
+                count -= found
         else:
             self.resumed.tier += tokens
             self.resumed.computed += len(load.pages) * PAGE_SIZE - tokens
@@ -613,6 +632,7 @@ class Scheduler:
 
     def _wait_again(self, request: Request, cause: str) -> None:
         self._leave(request)
+        request.lookup = None
         request.computed = 0
         request.move(State.PREEMPTED)
         self.waiting[request.id] = request

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """Crosses to the process as its first message (JSON); holds no secrets. None means "choose" (see `process`)."""
+    """Crosses to the process as its first message (JSON); holds no secrets but those of a URL. None means "choose" (see
+    `process`)."""
 
     model: str
     backend: str = "cpu"
@@ -32,6 +33,9 @@ class EngineSpec:
     kv_events_key: str | None = None  # the file
     kv_disk: str | None = None
     kv_disk_bytes: int = 4 << 30
+    kv_valkey: str | None = None
+    kv_valkey_ttl: float = 86400.0
+    kv_valkey_password_file: str | None = None
     kv_key_file: str | None = None
     cache_dir: str | None = None
     loader: str = ""

@@ -1,205 +1,254 @@
-"""Pages on their way between the pool and a tier (`kv.tiers`), on a thread of their own.
+"""Pages on their way between the pool and the tiers below it (`kv.tiers`), nearest first; each tier has a thread of its
+own (`mover`).
 
-The engine's thread hands over and takes back; it never waits. Loads go first, a page at a time. Pages to be stored are
-copied out of the pool by the engine's thread, beside a running step, into a queue that is bounded: where it is full
-they are dropped, which costs a later miss; those of a preempted request, which comes back for certain, push out others
-instead. They are stored while nothing is computed, so that they take no core from a step, or once they fill half of the
-queue. A page that still waits there is found and loaded like any other.
+The engine's thread hands over and takes back; it never waits. It asks what tiers have that are known only by asking,
+loads from the nearest tier that has a page, or is about to get it, where that is expected to be quicker than computing
+it, and stores in all of them: a page is copied out of the pool once, beside a running step.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from tailrace.kv.cost import LoadCost
+from tailrace.backends import PAGE_SIZE
+from tailrace.engine.mover import CLOSE_SECONDS, Copy, Load, Lookup, Mover, Part
+from tailrace.kv.prefix import PageChain
 from tailrace.kv.tiers import PageKey, Tier, TierStats
 
 if TYPE_CHECKING:
     from tailrace.backends import Backend, Pages
-    from tailrace.engine.request import Request
-    from tailrace.kv.prefix import PageChain
+
+__all__ = ["Load", "Lookup", "Offered", "Transfers"]
 
 QUEUE_BYTES = 64 << 20
-"""Most bytes of pages that wait to be stored."""
-CLOSE_SECONDS = 0.5
-"""Longest that the pages which still wait to be stored may take at the end."""
-
-_log = logging.getLogger("tailrace")
+"""Most bytes of pages that wait to be stored in a tier."""
+LOOKUP_LIMIT = 0.05
+"""Longest that a request waits for a tier to say what it has, in seconds."""
+LOAD_LIMIT = 5.0
+"""Seconds after which a request no longer waits for its load, and none is begun from the tiers that it waits for until
+it has ended after all."""
 
 
 class Offered(NamedTuple):
-    """What a tier has of a chain beyond what the pool has, and whether it is to be loaded: how many pages in a row are
-    better loaded than computed, in which tier they are, and the seconds that loading them and computing their tokens
-    are expected to take (computing: infinite where it is not known). Without pages, `why` there are none: "absent",
-    "slower" (computing them should be quicker; tier and seconds say of what) or "late" (an earlier load is overdue)."""
+    """What tiers have of a chain beyond what the pool has, and whether it is to be loaded: how many `pages` in a row
+    are better loaded than computed, how they are split over the tiers (`Load`), the names of those, and the seconds
+    that loading them and computing their tokens are expected to take (computing: infinite where it is not known).
+    Without pages, `why` there are none: "absent", "slower" (computing should be quicker; tiers and seconds are those of
+    the `declined` pages) or "late" (an earlier load is overdue, or a tier has not said in time what it has)."""
 
     pages: int = 0
-    tier: str = ""
+    tiers: str = ""
     loading: float = 0.0
     computing: float = 0.0
     why: str = "absent"
+    declined: int = 0
+    split: tuple[tuple[int, int], ...] = ()
 
 
-class Load:
-    """Pages of a request that are being filled from a tier: number `first` of its chain, and those that follow. Until
-    it has been taken back (`Transfers.finished`) it holds `pages` in the pool, beside the request: the thread may be
-    writing them, whatever happens to the request meanwhile."""
-
-    __slots__ = (
-        "before",
-        "begun",
-        "cancelled",
-        "computing",
-        "done",
-        "ended",
-        "first",
-        "keys",
-        "pages",
-        "predicted",
-        "queued",
-        "request",
-        "started",
-        "tier",
-    )
-
-    def __init__(
-        self,
-        request: Request,
-        first: int,
-        pages: Sequence[Pages],
-        keys: Sequence[PageKey],
-        predicted: float,
-        computing: float = 0.0,
-        tier: str = "",
-    ) -> None:
-        self.request = request
-        self.first = first
-        self.pages = list(pages)
-        self.keys = list(keys)
-        self.predicted = predicted  # seconds that it should take
-        self.computing = computing  # seconds that computing the same should take
-        self.tier = tier  # where its first page comes from
-        self.before = 0  # bytes that it had to wait for
-        self.begun = 0.0  # when it was handed over, when its first page's turn came, and when it was done
-        self.started = 0.0
-        self.ended = 0.0
-        self.done = 0  # pages that are complete, in a row
-        self.queued = 0  # of those: that still waited to be stored
-        self.cancelled = False
+NOTHING = Offered()
 
 
 @dataclass(frozen=True)
 class TransferStats:
-    """Since the start, but for `queued`, the pages that wait to be stored now. `requeued` pages were loaded while they
-    still waited there. Seconds are of loads that have ended: what they took, should have taken, and what computing the
-    pages that they gave should have taken, where that was known."""
+    """Of one tier since the start, but for `queued`, the pages that wait to be stored now. `requeued` pages were loaded
+    while they still waited there. Seconds are of loads and lookups that have ended: what they took, what loads should
+    have taken, and what computing the pages that they gave should have taken, where that was known."""
 
     tier: TierStats
+    up: bool
     queued: int
     dropped: int
+    declined: int
     loads: int
     load_seconds: float
     predicted_seconds: float
-    computing_seconds: float = 0.0
-    requeued: int = 0
+    computing_seconds: float
+    requeued: int
+    lookups: int
+    lookup_seconds: float
+    late_lookups: int
 
 
 class Transfers:
-    """The thread between the pool and one tier. `notify` is called on it whenever a load has ended. Without `thread`
-    whoever calls `work` is the thread."""
+    """All that goes on between the pool and `tiers`. `notify` is called on another thread whenever a load has ended or
+    a question is answered. Without `thread` whoever calls `work` does it all."""
 
     def __init__(
         self,
-        tier: Tier,
+        tiers: Sequence[Tier],
         backend: Backend,
         *,
         queue_bytes: int = QUEUE_BYTES,
         clock: Callable[[], float] = time.monotonic,
         thread: bool = True,
     ) -> None:
-        self.tier = tier
-        self.cost = LoadCost()
         self.page_bytes = backend.page_bytes
         self.notify: Callable[[], None] = lambda: None
-        self.dropped = 0
         self._backend = backend
         self._clock = clock
-        self._room = max(1, queue_bytes // self.page_bytes)
-        self._loads: deque[Load] = deque()
-        self._stores: OrderedDict[bytes, tuple[PageKey, bytearray]] = OrderedDict()  # by digest; oldest first
-        self._urgent: OrderedDict[bytes, tuple[PageKey, bytearray]] = OrderedDict()  # of preempted requests
+        self._lock = threading.Lock()  # of what several threads count down
         self._buffers: list[bytearray] = []  # spare ones: their memory has been touched already
-        self._busy = False
-        self._waiting: set[bytes] = set()  # digests of pages that are queued or being stored
         self._ended: deque[Load] = deque()
-        self._wake = threading.Condition()
-        self._closing = False
-        self._ended_loads = 0
-        self._load_seconds = self._predicted_seconds = self._computing_seconds = 0.0
-        self._requeued = 0
-        self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True) if thread else None
-        if self._thread is not None:
-            self._thread.start()
+        self._late: set[Load] = set()  # that have not ended in time
+        self._answers: deque[Lookup] = deque()  # that the engine has not heard of
+        room = max(1, queue_bytes // self.page_bytes)
+        self.movers = [
+            Mover(
+                tier,
+                backend,
+                room,
+                clock=clock,
+                ended=self._part_ended,
+                answered=self._answered,
+                give_back=self._give_back,
+                thread=thread,
+            )
+            for tier in tiers
+        ]
+        for mover in self.movers:
+            mover.start()
 
     # --- the engine's thread
 
     @property
-    def stats(self) -> TransferStats:
-        """What has happened so far."""
-        return TransferStats(
-            self.tier.stats(),
-            self._queue_length,
-            self.dropped,
-            self._ended_loads,
-            self._load_seconds,
-            self._predicted_seconds,
-            self._computing_seconds,
-            self._requeued,
-        )
+    def stats(self) -> dict[str, TransferStats]:
+        """What has happened so far, by the tiers' names."""
+        return {
+            mover.tier.name: TransferStats(
+                mover.tier.stats(),
+                mover.tier.up,
+                mover.queued,
+                mover.dropped,
+                mover.declined,
+                mover.loads,
+                mover.load_seconds,
+                mover.predicted_seconds,
+                mover.computing_seconds,
+                mover.requeued,
+                mover.lookups,
+                mover.lookup_seconds,
+                mover.late_lookups,
+            )
+            for mover in self.movers
+        }
 
-    @property
-    def _queue_length(self) -> int:
-        return len(self._stores) + len(self._urgent)
+    def name_of(self, tier: int) -> str:
+        """The name of the tier with that number."""
+        return self.movers[tier].tier.name
 
-    def lookup(self, chain: PageChain, first: int, limit: int) -> tuple[int, int]:
-        """How many of the chain's pages first .. limit-1 can be loaded, in a row from `first`, as far as is known: from
-        the tier, or from the queue of those that it is about to get. And how many of them are in that queue."""
-        digests, at, queued = chain.digests, first, 0
+    def computed(self, tokens: int, seconds: float) -> None:
+        """A step computed so many tokens of prompts."""
+        for mover in self.movers:
+            mover.cost.computed(tokens, seconds)
+
+    def used(self, chain: PageChain, count: int) -> None:
+        """A chain's first pages are in use."""
+        for mover in self.movers:
+            mover.tier.lookup(chain, 0, count)
+
+    def ask(self, chain: PageChain, first: int, limit: int) -> Lookup:
+        """Begins to find out what tiers have of a chain's pages first .. limit-1, as far as that is not known. Pages
+        that the tiers before have, and a tier that is down, slow, or expected to be slower than computing, are not
+        asked for."""
+        now = self._clock()
+        for mover in self.movers:
+            tier = mover.tier
+            if self._stuck(mover):
+                continue
+            first += mover.lookup(chain, first, limit)[0]
+            count = limit - first
+            if not count:
+                break
+            if not tier.asked or not tier.up or mover.overdue:
+                continue
+            if mover.cost.quicker(count * self.page_bytes, count * PAGE_SIZE, mover.before() * self.page_bytes):
+                lookup = Lookup(chain.digests[first:limit], now)
+                mover.ask(lookup)
+                return lookup
+        return Lookup((), now)
+
+    def awaited(self, lookup: Lookup) -> bool:
+        """Whether it is worth waiting for that answer."""
+        if lookup.done or lookup.late:
+            return False
+        if self._clock() - lookup.begun < LOOKUP_LIMIT:
+            return True
+        lookup.late = True
+        for mover in self.movers:
+            mover.late_lookups += mover.overdue
+        return False
+
+    def offer(self, chain: PageChain, first: int, limit: int) -> Offered:
+        """Which of a chain's pages first .. limit-1 are better loaded than computed, from which tiers."""
+        at, split = first, []
+        sizes = [0] * len(self.movers)  # bytes that each is to load
+        before = [mover.before() * self.page_bytes for mover in self.movers]
+        used: set[int] = set()
+        declined, slower, late = 0, 0.0, False
+        names: list[str] = []  # of the tiers whose pages are declined
         while at < limit:
-            if digests[at] in self._waiting:
-                queued += 1
-                at += 1
-            elif found := self.tier.lookup(chain, at, limit):
-                at += found
+            for number, mover in enumerate(self.movers):
+                if self._stuck(mover):
+                    late = True
+                    continue
+                count, queued = mover.lookup(chain, at, limit)
+                if not count:
+                    continue
+                size, ahead = (count - queued) * self.page_bytes, before[number] + sizes[number]
+                if mover.cost.quicker(size, count * PAGE_SIZE, ahead):
+                    break
+                mover.declined += 1
+                declined = max(declined, count)
+                slower = max(slower, mover.cost.load_seconds(size, ahead))
+                names.append(mover.tier.name)
             else:
                 break
-        return at - first, queued
-
-    def before(self) -> int:
-        """Bytes that a load that began now would have to wait for."""
-        with self._wake:
-            return sum(len(load.pages) - load.done for load in self._loads if not load.cancelled) * self.page_bytes
+            split.append((number, count))
+            used.add(number)
+            sizes[number] += size
+            at += count
+        cost = self.movers[0].cost  # all have been told the same of computing
+        computing = cost.compute_seconds((at - first if split else declined) * PAGE_SIZE)
+        if split:
+            loading = max(self.movers[number].cost.load_seconds(sizes[number], before[number]) for number in used)
+            tiers = "+".join(self.movers[number].tier.name for number in sorted(used))
+            return Offered(at - first, tiers, loading, computing, "", split=tuple(split))
+        if declined:
+            return Offered(0, "+".join(names), slower, computing, "slower", declined)
+        return Offered(why="late") if late else NOTHING
 
     def begin(self, load: Load) -> None:
         """Begins to fill the load's pages. No step that runs may touch them, nor any that is launched before the load
         is `finished`."""
         load.begun = self._clock()
-        load.before = self.before()
-        with self._wake:
-            self._loads.append(load)
-            self._wake.notify()
+        for part in load.parts:
+            self.movers[part.tier].begin(part, self.page_bytes)
+
+    def late(self, load: Load) -> bool:
+        """Whether nobody should wait for that load any longer."""
+        return load.begun > 0.0 and self._clock() - load.begun > LOAD_LIMIT
+
+    def gave_up(self, load: Load) -> None:
+        """Nobody waits for it any longer."""
+        self._late.add(load)
 
     @property
     def has_finished(self) -> bool:
-        """Whether `finished` has something to give."""
-        return bool(self._ended)
+        """Whether there is something that a plan does not know of: `finished` has something to give, or a question is
+        answered."""
+        return bool(self._ended or self._answers)
+
+    def heard(self) -> bool:
+        """Whether questions have been answered since the last call."""
+        news = bool(self._answers)
+        while self._answers:
+            self._answers.popleft()
+        return news
 
     def finished(self) -> list[Load]:
         """The loads that have ended since the last call, each once. Their pages are the caller's again."""
@@ -207,120 +256,68 @@ class Transfers:
         while self._ended:
             load = self._ended.popleft()
             ended.append(load)
-            self._ended_loads += 1
-            self._load_seconds += load.ended - load.begun
-            self._predicted_seconds += load.predicted
-            self._requeued += load.queued
-            if load.computing < float("inf"):
-                self._computing_seconds += load.computing * load.done / len(load.pages)
-            if not load.before and not load.queued:
-                size = load.done * self.page_bytes
-                self.cost.loaded(size, load.ended - load.started, load.started - load.begun)
+            self._late.discard(load)
+            done = load.done
+            for part in load.parts:
+                used = min(max(done - part.at, 0), part.count)
+                self.movers[part.tier].measure(part, self.page_bytes, used)
         return ended
 
     def busy(self, on: bool) -> None:
         """Whether steps run."""
-        if on != self._busy:
-            with self._wake:
-                self._busy = on
-                self._wake.notify()
+        for mover in self.movers:
+            mover.busy(on)
 
     def store(self, key: PageKey, page: Pages, *, urgent: bool = False) -> None:
-        """Copies a complete page out of the pool and queues it, unless the tier has it or is about to. Where the queue
-        is full it is dropped; an urgent one pushes out the latest of those that are not."""
-        digest = key.digest
-        if digest in self._waiting:
-            if urgent:
-                with self._wake:
-                    if digest in self._stores:
-                        self._urgent[digest] = self._stores.pop(digest)
-            return
-        if self.tier.holds(digest):
-            return
-        if self._queue_length >= self._room:
-            self.dropped += 1
-            with self._wake:
-                if not urgent or not self._stores:
-                    return
-                self._waiting.discard(self._stores.popitem()[0])  # its buffer may be being read: it is no spare one
-        data = self._backend.read_page(page, self._buffers.pop() if self._buffers else None)
-        with self._wake:
-            self._waiting.add(digest)
-            (self._urgent if urgent else self._stores)[digest] = (key, data)
-            if self._may_store():
-                self._wake.notify()
+        """Copies a complete page out of the pool and queues it, for the tiers that do not have it and are not about
+        to. Where a queue is full it is dropped; an urgent one pushes out the latest of those that are not."""
+        movers = [mover for mover in self.movers if mover.wants(key.digest, urgent=urgent)]
+        if movers:
+            data = self._backend.read_page(page, self._buffers.pop() if self._buffers else None)
+            copy = Copy(key, data, len(movers))
+            for mover in movers:
+                mover.store(copy, urgent=urgent)
 
     def close(self) -> None:
-        """Stores what is queued, as far as that goes in half a second, and ends the thread."""
-        with self._wake:
-            self._closing = True
-            for load in self._loads:
-                load.cancelled = True
-            self._wake.notify()
-        if self._thread is not None:
-            self._thread.join(CLOSE_SECONDS)
+        """Stores what is queued, as far as that goes in half a second, and ends the threads."""
+        for mover in self.movers:
+            mover.stop()
+        end = time.monotonic() + CLOSE_SECONDS
+        for mover in self.movers:
+            mover.join(max(0.0, end - time.monotonic()))
 
-    # --- the thread
+    def _stuck(self, mover: Mover) -> bool:
+        """Whether a load that nobody waits for any more still keeps that tier busy."""
+        return any(self.movers[part.tier] is mover and not part.ended for load in self._late for part in load.parts)
+
+    # --- the movers' threads
 
     def work(self) -> bool:
-        """One page; False where there is nothing to do."""
-        with self._wake:
-            load = self._loads[0] if self._loads else None
-            queue = self._urgent or self._stores
-            store = queue.popitem(last=False)[1] if load is None and self._may_store() else None
-        if load is not None:
-            if not self._fill(load):
-                with self._wake:
-                    self._loads.popleft()
-                load.ended = self._clock()
-                self._ended.append(load)
-                self.notify()
-        elif store is not None:
-            key, data = store
-            with contextlib.suppress(Exception):  # a page that is not stored is only a miss
-                self.tier.store(key, data)
-            self._waiting.discard(key.digest)
-            self._buffers.append(data)
-        return load is not None or store is not None
+        """A page of each tier; False where there was nothing to do."""
+        worked = False
+        for mover in self.movers:
+            if mover.work():
+                worked = True
+            else:
+                mover.tend()
+        return worked
 
-    def _may_store(self) -> bool:
-        count = self._queue_length
-        return count > 0 and (self._closing or not self._busy or 2 * count > self._room)
+    def _part_ended(self, part: Part) -> None:
+        load = part.load
+        with self._lock:
+            load.left -= 1
+            last = not load.left
+        if last:
+            load.ended = part.ended
+            self._ended.append(load)
+            self.notify()
 
-    def _fill(self, load: Load) -> bool:
-        """Loads the next page; False where the load has ended."""
-        first = not load.started
-        load.started = load.started or self._clock()
-        if load.cancelled:
-            return False
-        try:
-            if first:
-                self.tier.prepare(load.keys)
-            key = load.keys[load.done]
-            waiting = self._waiting_page(key)
-            data = waiting if waiting is not None else self.tier.load(key)
-            if data is None:
-                return False
-            self._backend.write_page(load.pages[load.done], data)
-            load.queued += waiting is not None
-        except Exception:  # noqa: BLE001 - whatever it was, the request computes instead
-            _log.exception("tailrace: a KV page could not be loaded")
-            return False
-        load.done += 1
-        return load.done < len(load.pages)
+    def _answered(self, lookup: Lookup) -> None:
+        self._answers.append(lookup)
+        self.notify()
 
-    def _waiting_page(self, key: PageKey) -> bytearray | None:
-        """The page, where it still waits to be stored. Token ids and parent are compared, as a tier does."""
-        with self._wake:
-            found = self._urgent.get(key.digest) or self._stores.get(key.digest)
-        return found[1] if found is not None and found[0] == key else None
-
-    def _run(self) -> None:
-        while True:
-            if not self.work():
-                with self._wake:
-                    if self._loads or self._may_store():
-                        continue
-                    if self._closing:
-                        return
-                    self._wake.wait()
+    def _give_back(self, copy: Copy) -> None:
+        with self._lock:
+            copy.users -= 1
+            if not copy.users:
+                self._buffers.append(copy.data)

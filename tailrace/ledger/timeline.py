@@ -10,7 +10,7 @@ import msgspec
 
 from tailrace.terms import Event, EventKind, Phase
 
-WAITS = (Phase.PREPARE, Phase.QUEUE, Phase.KV_LOAD)
+WAITS = (Phase.PREPARE, Phase.QUEUE, Phase.KV_LOOKUP, Phase.KV_LOAD)
 """Phases that last until the event that ends them, whatever that is."""
 
 
@@ -24,7 +24,8 @@ class Resume(msgspec.Struct, frozen=True):
     away: float | None = None  # seconds from then until it was admitted again; None: it has not been
     ram: int = 0
     loaded: int = 0
-    tier: str = ""  # that had something, whether it was loaded or not
+    tier: str = ""  # that had something, whether it was loaded or not; "disk+valkey" where both had
+    declined: int = 0  # tokens that it had, and that were not loaded
     load: float | None = None  # seconds that the load took...
     load_predicted: float | None = None  # ...and should have taken
     computing_predicted: float | None = None  # seconds that computing the same should have taken
@@ -47,13 +48,15 @@ class Timeline(msgspec.Struct, frozen=True):
     prompt_tokens: int  # looked up: computed plus cached, once
     computed_tokens: int  # prompt tokens computed, again after a preemption
     cached_tokens: int  # prompt tokens taken from the prefix cache when first admitted, at whatever tier
-    loaded_tokens: int  # tokens loaded from a tier below the pool, again after a preemption
+    loaded_tokens: int  # tokens loaded from tiers below the pool, again after a preemption
+    loaded_from: dict[str, int]  # the same, by tier
     output_tokens: int
     prefill_steps: int
     decode_steps: int
     stalled_steps: int
     preemptions: int
     load_predicted: float  # seconds that the loads should have taken; what they took is the phase kv_load
+    late_lookups: int  # times that a tier has not said in time what it has
     ttft: float | None  # received until the first token
     tpot: float | None  # mean seconds of each token after the first; None where there is none
     queue: float | None  # taken into the queue until first admitted
@@ -61,7 +64,7 @@ class Timeline(msgspec.Struct, frozen=True):
     decode: float | None  # first token until the last
     token_times: list[float] = []  # seconds since received, one a token, where asked for
     resumes: list[Resume] = []  # one a preemption
-    load_declined: Resume | None = None  # the tier's offer, where it was first admitted without it
+    load_declined: Resume | None = None  # what tiers offered, where it was first admitted without that
 
     @property
     def covered(self) -> float:
@@ -84,6 +87,7 @@ class Fold:
         "fresh",
         "keep_times",
         "last_token",
+        "late_lookups",
         "left",
         "load_predicted",
         "loaded",
@@ -111,8 +115,10 @@ class Fold:
         self.admitted: float | None = None
         self.token_first: float | None = None
         self.fresh = False  # admitted, but no step has begun for it yet
-        self.computed = self.cached = self.loaded = self.outputs = 0
+        self.computed = self.cached = self.outputs = 0
+        self.loaded: dict[str, int] = {}  # by tier
         self.load_predicted = 0.0
+        self.late_lookups = 0
         self.prefill_steps = self.decode_steps = self.stalled_steps = self.preemptions = 0
         self.finish = ""
         self.closed = False
@@ -145,6 +151,13 @@ class Fold:
             self.state = Phase.QUEUE
         elif kind is EventKind.ADMITTED:
             self._admit(event)
+        elif kind is EventKind.LOOKING:
+            self._spend(Phase.QUEUE, event.at)
+            self.state = Phase.KV_LOOKUP
+        elif kind is EventKind.LOOKED:
+            self._spend(Phase.KV_LOOKUP, event.at)
+            self.state = Phase.QUEUE
+            self.late_lookups += event.cause == "late"
         elif kind is EventKind.LOADING:
             self._spend(Phase.QUEUE, event.at)
             self.state = Phase.KV_LOAD
@@ -155,12 +168,18 @@ class Fold:
             self._spend(Phase.KV_LOAD, event.at)
             self.state = Phase.PREFILL
             self.fresh = True
-            self.loaded += event.cached
+            self.loaded[event.tier] = self.loaded.get(event.tier, 0) + event.cached
             self.cached += event.cached if not self.preemptions else 0
-            self._resume(loaded=event.cached, load=event.at - self.left, why_not=event.cause)
+            loaded = event.cached + (self.resumes[-1].loaded if self.resumes else 0)  # one event a tier
+            self._resume(loaded=loaded, load=event.at - self.left, why_not=event.cause)
         elif kind is EventKind.DECLINED:
-            offer = {"tier": event.tier, "load_predicted": event.predicted or None, "why_not": event.cause,
-                     "computing_predicted": event.computing or None}  # fmt: skip
+            offer = {
+                "tier": event.tier,
+                "declined": event.cached,
+                "load_predicted": event.predicted or None,
+                "computing_predicted": event.computing or None,
+                "why_not": event.cause,
+            }
             if self.resumes:
                 self._resume(**offer)
             else:
@@ -237,13 +256,15 @@ class Fold:
             prompt_tokens=self.computed + self.cached,
             computed_tokens=self.computed,
             cached_tokens=self.cached,
-            loaded_tokens=self.loaded,
+            loaded_tokens=sum(self.loaded.values()),
+            loaded_from=dict(self.loaded),
             output_tokens=self.outputs,
             prefill_steps=self.prefill_steps,
             decode_steps=self.decode_steps,
             stalled_steps=self.stalled_steps,
             preemptions=self.preemptions,
             load_predicted=self.load_predicted,
+            late_lookups=self.late_lookups,
             ttft=first - self.received if first is not None else None,
             tpot=decode / (self.outputs - 1) if decode is not None and self.outputs > 1 else None,
             queue=self.admitted - self.queued if self.admitted is not None and self.queued is not None else None,
@@ -260,9 +281,10 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def _offer(resume: Resume) -> dict[str, object]:
-    """What a tier offered, and why it was not taken."""
+    """What tiers offered, and why it was not taken."""
     return {
         "tier": resume.tier or None,
+        "declined_tokens": resume.declined,
         "load_predicted_ms": _ms(resume.load_predicted),
         "computing_predicted_ms": _ms(resume.computing_predicted),
         "why_not": resume.why_not or None,
@@ -295,7 +317,13 @@ def as_json(timeline: Timeline) -> dict[str, object]:
         "preemptions": timeline.preemptions,
     }
     if timeline.load_predicted:
-        body["kv_load"] = {"tokens": timeline.loaded_tokens, "predicted_ms": ms(timeline.load_predicted)}
+        body["kv_load"] = {
+            "tokens": timeline.loaded_tokens,
+            "predicted_ms": ms(timeline.load_predicted),
+            "tiers": timeline.loaded_from,
+        }
+    if timeline.late_lookups:
+        body["kv_late_lookups"] = timeline.late_lookups
     if timeline.load_declined is not None:
         body["kv_load_declined"] = _offer(timeline.load_declined)
     if timeline.resumes:

@@ -8,8 +8,10 @@ renamed; `manifest.json` comes last, so an entry is there or not. Other rooms ma
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import re
 import zlib
 from collections.abc import Callable
 from math import prod
@@ -21,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.backends import Format, Weight
-from tailrace.models.checkpoint import Checkpoint
+from tailrace.models.checkpoint import Checkpoint, checkpoint_files
 from tailrace.models.entry import (
     MANIFEST,
     TOKEN_BYTES,
@@ -35,6 +37,9 @@ from tailrace.models.entry import (
 )
 from tailrace.models.files.mapped import MappedWeight, PermutedWeight, Span, map_file, stored_bytes, weight
 from tailrace.terms import ModelError
+
+CONTENT = "content"
+"""The file of an entry with the model's `content_digest`."""
 
 _log = logging.getLogger("tailrace")
 
@@ -93,6 +98,30 @@ def publish(path: Path, name: str, writer: Callable[[Path], None], *, root: Path
         _log.warning("%s is not kept, so the next start works it out again: %s", name, error)
         return None
     return target
+
+
+def content_digest(path: Path, *, root: Path | None = None) -> str:
+    """SHA-256 (hexadecimal) over the names and contents of the files that the model at `path` is read from: the same on
+    every machine that has them. It is worked out once and kept in the model's entry. Raises ModelError when there is no
+    model, or a file cannot be read."""
+    try:
+        kept = (prepared_dir(path, root) / CONTENT).read_text()
+        if re.fullmatch("[0-9a-f]{64}", kept):
+            return kept
+    except (OSError, UnicodeDecodeError):
+        pass
+    state = hashlib.sha256()
+    single = path.resolve().is_file()
+    for file in checkpoint_files(path.resolve()):
+        try:
+            with file.open("rb") as data:
+                name = b"" if single else file.name.encode()  # what a single file is called says nothing
+                state.update(b"%d:%s" % (len(name), name) + hashlib.file_digest(data, "sha256").digest())
+        except OSError as error:
+            raise ModelError(f"{file}: cannot be read ({error.strerror or error})") from error
+    found = state.hexdigest()
+    publish(path, CONTENT, lambda target: _fill(target, found.encode()), root=root)
+    return found
 
 
 def _remove_stale(folder: Path) -> None:

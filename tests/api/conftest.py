@@ -51,6 +51,7 @@ class Running:
         for reader in self._readers:
             reader.start()
         self.url = ""
+        self.key = ""  # sent with all that says nothing else
         self._clients: list[httpx.Client] = []
 
     @staticmethod
@@ -79,7 +80,8 @@ class Running:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, **options)
 
     def http(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=DEADLINE, verify=NO_TLS, **options)
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        return httpx.Client(base_url=self.url, timeout=DEADLINE, verify=NO_TLS, headers=headers, **options)
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         with self.http() as client:

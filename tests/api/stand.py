@@ -138,11 +138,12 @@ class Eager(LoadCost):
 
 
 def load_eager(spec: EngineSpec) -> Loaded:
-    """One that loads from disk all that is there."""
+    """One that loads from the tiers below the pool all that is there."""
     loaded = build(spec, Parrot)
     assert isinstance(loaded.core, EngineCore)
     assert loaded.core._transfers is not None
-    loaded.core._transfers.cost = Eager()
+    for mover in loaded.core._transfers.movers:
+        mover.cost = Eager()
     return loaded
 
 

@@ -20,10 +20,11 @@ STORED = 1504 // 16
 """Pages of the session and the first tokens of its answer."""
 
 
-def ask(server: Running, prompt: list[int], max_tokens: int = 8) -> tuple[str, int]:
+def ask(server: Running, prompt: list[int], max_tokens: int = 8, key: str = "") -> tuple[str, int]:
     """The answer, and how many tokens of the prompt were cached."""
     body = {"model": "stand", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-    answer = server.post("/v1/completions", body).json()
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    answer = server.post("/v1/completions", body, headers=headers).json()
     assert "error" not in answer, answer
     return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
@@ -55,6 +56,7 @@ def test_a_session_comes_back_after_a_restart(fresh: Callable[..., Any], tmp_pat
         assert server.metric("tailrace_kv_hit_tokens_total", tier="ram") == 1488
         line = until(lambda: [line for line in server.requests() if "kv_load" in line], "the request's line")[0]
         assert line["kv_load"]["tokens"] == 1488
+        assert line["kv_load"]["tiers"] == {"disk": 1488}
         assert line["phases_ms"]["kv_load"] > 0
         assert line["covered"] > 0.9
     with fresh() as server:

@@ -58,6 +58,15 @@ def test_a_file_of_keys_is_enough_for_other_hosts(tmp_path: Path) -> None:
         {"kv_tenant_share": 0.0},
         {"kv_disk_bytes": 0},
         {"kv_key_file": "key"},
+        {"kv_valkey": "host:6379", "kv_key_file": "key"},
+        {"kv_valkey": "http://host", "kv_key_file": "key"},
+        {"kv_valkey": "valkey://", "kv_key_file": "key"},
+        {"kv_valkey": "valkey://host:port", "kv_key_file": "key"},
+        {"kv_valkey": "valkey://host", "kv_key_file": "key", "prefix_cache": False},
+        {"kv_valkey": "valkey://host", "kv_key_file": "key", "kv_policy": "ttl", "kv_ttl": 5.0},
+        {"kv_valkey_ttl": -1.0},
+        {"kv_valkey_ttl": float("nan")},
+        {"kv_valkey_password_file": "password"},
         {"kv_disk": "kv", "prefix_cache": False},
         {"kv_disk": "kv", "kv_policy": "ttl", "kv_ttl": 5.0},
         {"api_keys": ("",)},
@@ -75,6 +84,12 @@ def test_wrong_settings_are_named(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidInput) as refused:
         Settings("m", **wrong).check()  # type: ignore[arg-type]
     assert refused.value.param in wrong
+
+
+def test_pages_are_shared_only_under_a_key_that_all_have() -> None:
+    with pytest.raises(InvalidInput, match="needs --kv-key-file") as refused:
+        Settings("m", kv_valkey="valkey://host").check()
+    assert refused.value.param == "kv_key_file"
 
 
 def test_there_is_room_for_the_pinned_prefixes_of_every_key() -> None:

@@ -154,6 +154,45 @@ def asked(*arguments: Any, **options: Any) -> list[Finding]:
 INFO = 'tailrace_cache_config_info{block_size="16",enable_prefix_caching="True"} 1.0\n'
 
 
+TIERS = ("disk", "valkey")
+
+
+def both(**more: dict[str, float]) -> str:
+    """/metrics of a server with two tiers and a pool of 64 tokens; `more`: numbers of a tier, or "ram"."""
+    lines = [INFO, "tailrace_kv_pages 4.0"]
+    for tier in ("ram", *TIERS):
+        numbers = {"hits": 0.0, "pages": 9.0} | more.get(tier, {})
+        lines.append(f'tailrace_kv_hit_tokens_total{{tier="{tier}"}} {numbers.pop("hits")}')
+        lines += [f"tailrace_kv_{tier}_{name} {value}" for name, value in numbers.items() if tier != "ram"]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("tier", "verdicts"), [("disk", ("ok", "skipped")), ("valkey", ("failed", "ok")), ("", ("failed", "failed"))]
+)
+def test_every_tier_is_judged_by_what_it_gave_itself(tier: str, verdicts: tuple[str, str]) -> None:
+    stored = {"ram": {"hits": 96.0}, **{name: {"stored_total": 6.0} for name in TIERS}}
+    given = {**stored, tier: {"stored_total": 6.0, "loads_total": 1.0, "hits": 96.0}} if tier else stored
+    metrics = [both(), both(), both(**stored), both(**stored), both(**given)]
+    client = Scripted([0, 96, 0, 96 if tier else 0], metrics)
+    findings = list(check(client, None, evict=True))  # type: ignore[arg-type]  # stands in for the client
+    assert found(findings) == {
+        "ram": "ok",
+        "disk stores": "ok",
+        "valkey stores": "ok",
+        "disk gives back": verdicts[0],
+        "valkey gives back": verdicts[1],
+    }
+
+
+@pytest.mark.parametrize(("state", "said"), [("up", "does not answer"), ("writable", "takes no pages")])
+def test_a_valkey_server_that_takes_nothing_is_told(state: str, said: str) -> None:
+    metrics = both(ram={"hits": 96.0}, disk={"stored_total": 6.0}, valkey={f"{state}": 0.0})
+    findings = asked([0, 96], [both(), both(), metrics])
+    assert found(findings) == {"ram": "ok", "disk stores": "ok", "valkey stores": "failed", "disk back": "skipped"}
+    assert said in text_of(findings, "valkey stores")
+
+
 def test_another_makers_server_is_judged_by_its_answers() -> None:
     assert found(asked([0, 64], None)) == {"ram": "ok", "tiers": "skipped"}
     assert found(asked([0, 0], None)) == {"ram": "failed", "tiers": "skipped"}

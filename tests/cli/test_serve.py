@@ -41,6 +41,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
         "--backend", "reference",
         "--quantize", "int4", "--kv-policy", "ttl", "--kv-ttl", "90", "--kv-tenant-share", "0.5",
         "--kv-disk", "kv", "--kv-disk-bytes", "500MB", "--kv-key-file", "k",
+        "--kv-valkey", "valkey://:pw@h", "--kv-valkey-ttl", "60", "--kv-valkey-password-file", "p",
         "--request-timeout", "9", "--drain-timeout", "5", "--hang-timeout", "6", "--start-timeout", "7",
         "--kv-events", "tcp://[::1]:1", "--kv-events-replay", "tcp://[::1]:2", "--kv-events-key", "keys.toml",
         "--cache", str(tmp_path), "--no-template-args", "--no-log-requests", "--quiet",
@@ -61,6 +62,8 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
         assert one.kv_events_key == "keys.toml"
     for told in (made, made.engine()):
         assert (told.kv_disk, told.kv_disk_bytes, told.kv_key_file) == ("kv", 500_000_000, "k")
+        assert (told.kv_valkey, told.kv_valkey_ttl, told.kv_valkey_password_file) == ("valkey://:pw@h", 60, "p")
+    assert "pw" not in repr(made)
     times = made.timeouts
     assert (times.request, times.drain, times.hang, times.start) == (9, 5, 6, 7)
     assert (made.cache_dir, made.template_args) == (str(tmp_path), False)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.engine.config import EngineConfig
-from tailrace.engine.core import LOAD_LIMIT
-from tailrace.engine.transfer import Load, Transfers
+from tailrace.engine.mover import Load
+from tailrace.engine.transfer import LOAD_LIMIT, LOOKUP_LIMIT, Transfers
 from tailrace.kv.tiers.disk import DiskTier
 from tailrace.ledger.timeline import Fold
 from tailrace.terms import Event, EventKind, Phase
@@ -161,12 +161,11 @@ def test_computing_is_chosen_where_it_is_quicker_and_counted() -> None:
     first = alone(Driver(CONFIG, tier=tier), "a", SESSION)
     driver = Driver(CONFIG, tier=tier)
     assert driver.transfers is not None
-    driver.transfers.cost.computed(1_000_000, 1.0)
-    driver.transfers.cost.a_byte = 1.0
+    driver.transfers.movers[0].cost.computed(1_000_000, 1.0)
+    driver.transfers.movers[0].cost.a_byte = 1.0
     assert alone(driver, "b", SESSION) == first
     assert not tier.loads
-    assert driver.core.gauges.tier is not None
-    assert driver.core.gauges.tier.declined == 1
+    assert driver.core.gauges.tiers["disk"].declined == 1
 
 
 def test_the_timeline_names_the_time_of_a_load() -> None:
@@ -187,8 +186,7 @@ def test_the_timeline_names_the_time_of_a_load() -> None:
     assert timeline.covered == 1.0
     assert (timeline.cached_tokens, timeline.loaded_tokens, timeline.computed_tokens) == (1488, 1488, 12)
     assert timeline.load_predicted > 0.0
-    gauges = driver.core.gauges.tier
-    assert gauges is not None
+    gauges = driver.core.gauges.tiers["disk"]
     assert (gauges.loads, gauges.hits) == (1, 1488)
     assert gauges.load_seconds == pytest.approx(0.3)
 
@@ -267,16 +265,15 @@ def test_the_queue_is_bounded_and_what_it_drops_is_stored_when_it_is_used_again(
     tier = MemoryTier()
     driver = Driver(CONFIG, tier=tier)
     assert driver.transfers is not None
-    driver.transfers._room = 10
+    driver.transfers.movers[0].room = 10
     driver.submit("a", SESSION, 8)
     while driver.core.has_work:  # the thread does not come by
         driver.step()
-    assert driver.transfers.dropped == 94 - 10
-    assert driver.core.gauges.tier is not None
-    assert driver.core.gauges.tier.queued == 10
+    assert driver.transfers.movers[0].dropped == 94 - 10
+    assert driver.core.gauges.tiers["disk"].queued == 10
     driver.transfer()
     assert len(tier.pages) == 10
-    driver.transfers._room = 100
+    driver.transfers.movers[0].room = 100
     alone(driver, "b", SESSION)
     assert len(tier.pages) == 93  # those that it found
 
@@ -300,7 +297,7 @@ def test_nothing_is_stored_before_start_up_is_over_or_without_a_prefix_cache() -
     driver = Driver(off, tier=tier)
     alone(driver, "a", SESSION[:40])
     assert not tier.pages
-    assert driver.core.gauges.tier is None
+    assert not driver.core.gauges.tiers
 
 
 @QUICK
@@ -311,6 +308,7 @@ def test_nothing_is_stored_before_start_up_is_over_or_without_a_prefix_cache() -
     failing=st.sets(st.integers(0, 60), max_size=20),
     lost=st.sets(st.integers(1, 30), max_size=2),
     before=st.lists(arrivals(), max_size=6),
+    kinds=st.sampled_from(["near", "asked", "near asked"]),
 )
 def test_whatever_the_tier_does_tokens_are_those_of_alone_and_pages_return(
     config: EngineConfig,
@@ -319,13 +317,14 @@ def test_whatever_the_tier_does_tokens_are_those_of_alone_and_pages_return(
     failing: set[int],
     lost: set[int],
     before: list[Arrival],
+    kinds: str,
 ) -> None:
     """`pace`: pages that the thread moves after each step; `failing`: loads and stores that lose their page; `lost`:
     steps that fail; `before`: what an earlier server has left in the tier."""
-    tier = MemoryTier()
+    tiers = [MemoryTier(name=kind, asked=kind == "asked") for kind in kinds.split()]
     for n, one in enumerate(before):
         earlier = EngineConfig(kv_tokens=4096, windows=config.windows)
-        driver = Driver(earlier, vocab=VOCAB, eos_ids=[7], tier=tier)
+        driver = Driver(earlier, vocab=VOCAB, eos_ids=[7], tier=tiers[n % len(tiers)])
         driver.submit(f"b{n}", one.prompt, one.max_tokens, tenant=one.outer.get("tenant", ""))
         driver.run()
     counts = {"tier": 0, "step": 0}
@@ -334,7 +333,9 @@ def test_whatever_the_tier_does_tokens_are_those_of_alone_and_pages_return(
         counts[name] += 1
         return counts[name] - 1 in among
 
-    tier.fail = lambda: counted("tier", failing)
+    for tier in tiers:
+        tier.fail = lambda: counted("tier", failing)
+        tier.known.clear()
     driver = Driver(
         config,
         vocab=VOCAB,
@@ -342,11 +343,11 @@ def test_whatever_the_tier_does_tokens_are_those_of_alone_and_pages_return(
         clock=FakeClock(1000.0),
         duration=lambda batch: 0.01 + 0.001 * len(batch.tokens),
         fail=lambda batch: OSError("gone") if counted("step", lost) else None,
-        tier=tier,
+        tier=tiers,
     )
     bound = 300 + sum((len(one.prompt) + one.max_tokens) * 6 for one in scenario)
     step = 0
-    while step <= 40 or driver.core.has_work or driver.core.scheduler.loads:
+    while step <= 40 or driver.core.has_work or driver.core.scheduler.loads or driver.core.scheduler.awaiting:
         for n, one in enumerate(scenario):
             if one.at == step:
                 driver.submit(f"r{n}", one.prompt, one.max_tokens, **one.params, **one.outer)
@@ -356,6 +357,7 @@ def test_whatever_the_tier_does_tokens_are_those_of_alone_and_pages_return(
             driver.core.prepare()
         driver.step()
         driver.transfer(pace[step % len(pace)] if step < 200 else 1000)
+        driver.clock.advance(0.001)
         step += 1
         assert step <= bound, driver.core.gauges
     if not lost:
@@ -380,24 +382,235 @@ def test_the_thread_moves_pages_and_ends(tmp_path: Path) -> None:
     request = driver.core.scheduler.take(driver.submitted["a"], 0.0)
     request.extend_chain()
     assert request.chain is not None
-    transfers = Transfers(disk(), driver.backend)
+    transfers = Transfers([disk()], driver.backend)
     nodes = driver.core.scheduler.index.match(request.chain, 93)
     from tailrace.kv.tiers import key_of
 
     for node in nodes:
         transfers.store(key_of(node), node.page)
     transfers.close()
-    assert transfers.stats.queued == 0
+    assert transfers.stats["disk"].queued == 0
     ended = threading.Event()
-    again = Transfers(disk(), backend)
+    again = Transfers([disk()], backend)
     again.notify = ended.set
-    assert again.tier.lookup(request.chain, 0, 93) == 93
+    assert again.movers[0].tier.lookup(request.chain, 0, 93) == 93
     again.begin(Load(request, 0, range(50), [key_of(node) for node in nodes[:50]], 0.1))
     assert ended.wait(30)
     (load,) = again.finished()
     assert load.done == 50
-    assert again.cost.a_byte != 5e-9
+    assert again.movers[0].cost.a_byte != 5e-9
     for at, node in enumerate(nodes[:50]):
         assert backend.read_page(at) == driver.backend.read_page(node.page)
     again.close()
-    assert not any(thread.name == "kv-transfer" for thread in threading.enumerate())
+    assert not any(thread.name.startswith("kv-") for thread in threading.enumerate())
+
+
+# --- several tiers
+
+
+def far(**options: object) -> MemoryTier:
+    """One that has to be asked what it has."""
+    return MemoryTier(name="valkey", asked=True, **options)  # type: ignore[arg-type]
+
+
+def shared() -> tuple[MemoryTier, list[int]]:
+    """A server with the pages of the session, and the session's answer."""
+    tier = far()
+    first = alone(Driver(CONFIG, tier=tier), "a", SESSION)
+    tier.known.clear()
+    tier.questions = 0
+    return tier, first
+
+
+def test_pages_are_stored_in_all_tiers_from_one_copy() -> None:
+    near, other = MemoryTier(), far()
+    driver = Driver(CONFIG, tier=[near, other])
+    alone(driver, "a", SESSION)
+    assert near.pages == other.pages
+    assert len(near.pages) == 94
+    assert driver.transfers is not None
+    assert len(driver.transfers._buffers) == 94  # the thread did not come by while they were copied
+    alone(driver, "b", [5] * 900)
+    assert len(driver.transfers._buffers) == 94
+
+
+def test_pages_come_from_the_nearest_tier_that_has_them() -> None:
+    near, (other, first) = MemoryTier(), shared()
+    for key in list(other.pages)[:40]:
+        near.pages[key] = other.pages[key]
+    driver = Driver(CONFIG, tier=[near, other])
+    assert alone(driver, "b", SESSION) == first
+    assert driver.first["b"].cached == 1488
+    assert (len(near.loads), len(other.loads)) == (40, 53)
+    tiers = driver.core.gauges.tiers
+    assert (tiers["disk"].hits, tiers["valkey"].hits) == (640, 848)
+    assert (tiers["disk"].loads, tiers["valkey"].loads) == (1, 1)
+    (loading,) = driver.events_of("b", EventKind.LOADING)
+    assert loading.tier == "disk+valkey"
+    fold = Fold("b")
+    for event in driver.events_of("b"):
+        fold.add(event)
+    assert fold.timeline().loaded_from == {"disk": 640, "valkey": 848}
+    driver.assert_at_rest()
+
+
+def test_a_page_that_one_tier_has_lost_ends_what_the_others_load() -> None:
+    near, (other, first) = MemoryTier(), shared()
+    for key in list(other.pages)[:40]:
+        near.pages[key] = other.pages[key]
+    driver = Driver(CONFIG, tier=[near, other])
+    driver.submit("b", SESSION, 8)
+    driver.step()
+    driver.transfer(1)  # the question
+    driver.step()
+    near.pages.pop(list(other.pages)[10])
+    driver.run()
+    assert driver.tokens["b"] == first
+    assert driver.first["b"].cached == 160
+    (loaded,) = driver.events_of("b", EventKind.LOADED)
+    assert (loaded.cached, loaded.cause, loaded.tier) == (160, "missing", "disk")
+    driver.assert_at_rest()
+
+
+def test_a_request_waits_for_what_a_tier_says_while_others_go_on() -> None:
+    tier, first = shared()
+    clock = FakeClock()
+    driver = Driver(CONFIG, tier=tier, clock=clock, duration=lambda _: 0.01)
+    driver.submit("running", [9] * 20, 40)
+    driver.step()
+    driver.transfer(1)
+    driver.step()
+    tier.questions = 0
+    driver.submit("b", SESSION, 8)
+    for _ in range(3):
+        driver.step()
+    assert not driver.events_of("b", EventKind.ADMITTED)
+    assert len(driver.tokens["running"]) >= 2
+    driver.transfer(1)
+    driver.run()
+    assert driver.tokens["b"] == first
+    assert tier.questions == 1
+    looking, looked = driver.events_of("b", EventKind.LOOKING), driver.events_of("b", EventKind.LOOKED)
+    assert (len(looking), looking[0].cached) == (1, 1488)
+    assert [event.cause for event in looked] == [""]
+    fold = Fold("b")
+    fold.add(Event("b", EventKind.RECEIVED, 1000.0))
+    for event in driver.events_of("b"):
+        fold.add(event)
+    timeline = fold.timeline()
+    assert timeline.phases[Phase.KV_LOOKUP] == pytest.approx(looked[0].at - looking[0].at)
+    assert timeline.phases[Phase.KV_LOOKUP] > 0
+    assert timeline.loaded_from == {"valkey": 1488}
+
+
+def test_an_engine_with_nothing_else_to_do_rests_until_it_is_told() -> None:
+    tier, first = shared()
+    driver = Driver(CONFIG, tier=tier)
+    woken: list[bool] = []
+    driver.core.wake = lambda: woken.append(True)
+    driver.submit("b", SESSION, 8)
+    driver.step()
+    assert not driver.core.has_work
+    assert not driver.core.idle
+    driver.transfer(1)
+    assert woken == [True]
+    assert driver.core.has_work
+    driver.run()
+    assert driver.tokens["b"] == first
+
+
+def test_a_tier_that_does_not_answer_keeps_one_request_waiting_a_moment_and_no_other() -> None:
+    tier, first = shared()
+    clock = FakeClock()
+    driver = Driver(CONFIG, tier=tier, clock=clock, duration=lambda _: 0.01)
+    driver.submit("b", SESSION, 8)
+    driver.step()
+    clock.advance(LOOKUP_LIMIT - 0.001)
+    driver.step()
+    assert not driver.events_of("b", EventKind.ADMITTED)
+    clock.advance(0.002)
+    while "b" not in driver.last:
+        driver.step()
+    assert driver.tokens["b"] == first
+    assert driver.first["b"].cached == 0
+    assert [event.cause for event in driver.events_of("b", EventKind.LOOKED)] == ["late"]
+    driver.submit("c", [token + 1 for token in SESSION], 8)
+    while "c" not in driver.last:
+        driver.step()
+    assert not driver.events_of("c", EventKind.LOOKING)
+    assert driver.core.gauges.tiers["valkey"].late_lookups == 1
+    driver.run()
+    driver.assert_alone()
+    driver.assert_at_rest()
+
+
+def test_a_tier_that_is_down_is_neither_asked_nor_given_anything() -> None:
+    tier, first = shared()
+    tier.up = False
+    before = dict(tier.pages)
+    driver = Driver(CONFIG, tier=tier)
+    assert alone(driver, "b", SESSION) == first
+    alone(driver, "c", [5] * 100)
+    assert tier.questions == 0
+    assert tier.pages == before
+    gauges = driver.core.gauges.tiers["valkey"]
+    assert (gauges.up, gauges.queued, gauges.dropped) == (False, 0, 0)
+
+
+def test_what_the_near_tier_has_is_not_asked_for() -> None:
+    near, (other, _) = MemoryTier(), shared()
+    near.pages |= other.pages
+    driver = Driver(CONFIG, tier=[near, other])
+    alone(driver, "b", SESSION)
+    assert other.questions == 0
+    assert len(near.loads) == 93
+
+
+def test_each_tier_has_a_price_of_its_own() -> None:
+    near, (other, first) = MemoryTier(), shared()
+    near.pages |= other.pages
+    driver = Driver(CONFIG, tier=[near, other])
+    assert driver.transfers is not None
+    driver.transfers.computed(1000, 1.0)
+    driver.transfers.movers[0].cost.a_byte = 1.0
+    assert alone(driver, "b", SESSION) == first
+    assert not near.loads
+    assert not other.questions  # the near one has them all: what a far one could do better is not known
+    (declined,) = driver.events_of("b", EventKind.DECLINED)
+    assert (declined.tier, declined.cached) == ("disk", 1488)
+    other.known.update(key.digest for key in other.pages)
+    driver = Driver(CONFIG, tier=[near, other])
+    assert driver.transfers is not None
+    driver.transfers.computed(1000, 1.0)
+    driver.transfers.movers[0].cost.a_byte = 1.0
+    assert alone(driver, "c", SESSION) == first
+    assert len(other.loads) == 93
+
+
+def test_a_tier_that_hangs_in_a_load_keeps_the_others_working() -> None:
+    near, (other, first) = MemoryTier(), shared()
+    clock = FakeClock()
+    driver = Driver(CONFIG, tier=[near, other], clock=clock)
+    assert driver.transfers is not None
+    driver.submit("b", SESSION, 8)
+    driver.step()
+    driver.transfers.movers[1].work()  # the question; then its thread hangs
+    driver.step()
+    assert driver.core.scheduler.loads
+    clock.advance(LOAD_LIMIT + 0.1)
+    while "b" not in driver.last:
+        driver.step()
+        driver.transfers.movers[0].work()
+    assert driver.tokens["b"] == first
+    while driver.transfers.movers[0].work():
+        pass
+    assert len(near.pages) == 94
+    driver.core.reset_prefix()
+    driver.submit("c", SESSION, 8)
+    while "c" not in driver.last:
+        driver.step()
+        driver.transfers.movers[0].work()
+    assert driver.first["c"].cached == 1488
+    assert driver.core.gauges.tiers["disk"].hits == 1488
+    driver.run()
+    driver.assert_at_rest()

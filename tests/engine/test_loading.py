@@ -187,6 +187,19 @@ def test_a_pool_in_fewer_bits_takes_what_info_says_and_serves(tmp_path: Path) ->
     assert loaded.kv_bytes == 512 * info.kv_bytes_per_token
 
 
+def test_replicas_share_pages_of_the_same_files_wherever_they_lie(tmp_path: Path) -> None:
+    made: set[bytes] = set()
+    for place in ("here", "there"):
+        folder = random_llama.write(tmp_path / place)
+        model = bound(open_checkpoint(folder), max_context=64)
+        backend = build_backend(EngineSpec(str(folder)), model, pages=2, context=32, vocab=8)
+        for valkey in (None, "valkey://host"):
+            spec = EngineSpec(str(folder), cache_dir=str(tmp_path / "cache"), kv_valkey=valkey)
+            made.add(name := identity(spec, backend, 32))
+            assert (backend.numerics.encode() in name) == (valkey is not None)
+    assert len(made) == 3
+
+
 def test_a_model_with_nothing_to_quantise_is_served_as_it_is(smollm2: Path, caplog: pytest.LogCaptureFixture) -> None:
     stored = bound(open_checkpoint(smollm2))
     assert as_asked(EngineSpec("four-bit.gguf", quantize="int8"), stored) is stored

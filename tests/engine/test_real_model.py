@@ -153,15 +153,13 @@ def test_from_disk(model: Model, cache: Path, alone: dict[str, Got], tmp_path: P
     engine = Engine(model, cache, disk=tmp_path)
     assert engine.run(REQUESTS.values(), stagger=2) == alone
     engine.core.close()
-    stored = engine.core.gauges.tier
-    assert stored is not None
+    stored = engine.core.gauges.tiers["disk"]
     assert stored.stored >= 12
     tight = Engine(model, cache, disk=tmp_path, kv_tokens=192, max_context=160)
     for _ in range(2):
         assert tight.run(REQUESTS.values(), stagger=2) == alone
     tight.core.close()
-    found = tight.core.gauges.tier
-    assert found is not None
+    found = tight.core.gauges.tiers["disk"]
     assert found.hits >= 128
     assert found.loaded > found.stored
     assert not any(found.misses.values())

@@ -13,13 +13,13 @@ import pytest
 
 from tailrace.backends.cpu import CpuBackend
 from tailrace.backends.groups import page_groups
+from tailrace.engine import process
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.core import EngineCore
 from tailrace.engine.loading import load, open_transfers, pool_sizes
 from tailrace.engine.protocol import SamplingParams, Submit
 from tailrace.engine.spec import EngineSpec
 from tailrace.models import describe, load_model, open_checkpoint
-from tailrace.terms import ModelError
 from tests.models import random_llama
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -148,10 +148,13 @@ def folder(tmp_path: Path, name: str) -> Path:
     return tmp_path / name
 
 
-def test_a_disk_is_refused_so_far(tmp_path: Path) -> None:
+def test_a_disk_serves_models_with_windows(tmp_path: Path) -> None:
     path = folder(tmp_path, "qwen2-window")
-    with pytest.raises(ModelError, match="--kv-disk is not for models"):
-        load(EngineSpec(str(path), cache_dir=str(tmp_path / "cache"), kv_tokens=512, kv_disk=str(tmp_path / "kv")))
+    spec = EngineSpec(str(path), cache_dir=str(tmp_path / "cache"), kv_tokens=512, kv_disk=str(tmp_path / "kv"))
+    loaded = load(spec)
+    process.warm_up(loaded)
+    assert loaded.core.idle
+    loaded.core.close()
 
 
 @pytest.mark.parametrize("tokens", [512, 4096])

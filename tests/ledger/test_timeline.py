@@ -44,6 +44,7 @@ def test_every_second_has_a_phase() -> None:
         {
             Phase.PREPARE: 0.1,
             Phase.QUEUE: 0.5,  # 100.1 to 100.6: until its first step began
+            Phase.KV_LOOKUP: 0.0,
             Phase.KV_LOAD: 0.0,
             Phase.PREFILL: 1.4,
             Phase.DECODE: 1.0,

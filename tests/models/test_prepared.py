@@ -13,7 +13,7 @@ import pytest
 from tailrace.backends.reference import ReferenceBackend
 from tailrace.models import Checkpoint, entry, load_model, open_checkpoint
 from tailrace.models.files.mapped import PermutedWeight
-from tailrace.models.prepared import open_prepared, prepared_dir, publish, publish_checkpoint
+from tailrace.models.prepared import CONTENT, content_digest, open_prepared, prepared_dir, publish, publish_checkpoint
 from tests.batches import logits_of
 from tests.models.test_checkpoint import LOGITS, PROMPT, copy, gguf_of
 
@@ -204,3 +204,22 @@ def test_the_real_model_opens_in_milliseconds(smollm2: Path, root: Path) -> None
         assert found is not None
     assert min(times) < 0.05  # a few milliseconds where nothing else runs
     assert load_model(found).config == load_model(checkpoint).config
+
+
+def test_what_is_in_a_model_is_told_by_its_files_and_not_by_where_or_when(
+    path: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = content_digest(path, root=root)
+    (tmp_path / "elsewhere").mkdir()
+    other = tmp_path / "elsewhere" / "y.gguf"
+    other.write_bytes(path.read_bytes())
+    os.utime(other, (1_000_000, 1_000_000))
+    assert content_digest(other, root=root) == digest
+    (prepared_dir(other, root) / CONTENT).write_text("damaged")
+    assert content_digest(other, root=root) == digest
+    changed = bytearray(path.read_bytes())
+    changed[-1] ^= 1
+    other.write_bytes(changed)
+    assert content_digest(other, root=root) != digest
+    monkeypatch.setattr("hashlib.file_digest", lambda *_: pytest.fail("it is kept"))
+    assert content_digest(path, root=root) == digest

@@ -35,24 +35,36 @@ def key_of(node: Node) -> PageKey:
 
 @dataclass(frozen=True)
 class TierStats:
-    """Since the tier was opened, but for `pages` and `bytes`, which are what it holds now. `misses` are loads that gave
-    nothing, by cause."""
+    """Since the tier was opened, but for `pages` and `bytes`, which are what it holds now as far as it knows. `refused`
+    are stores that gave nothing, `misses` loads that did, by cause."""
 
     pages: int = 0
     bytes: int = 0
     loaded: int = 0
     stored: int = 0
     evicted: int = 0
+    refused: int = 0
     writable: bool = True
     misses: Mapping[str, int] = field(default_factory=dict)
 
 
 class Tier(Protocol):
-    """`lookup`, `holds` and `stats` return at once, from any thread. The others may block and are called by one thread.
-    Nothing here raises for what happens to the stored pages. `name` is what metrics and timelines call it."""
+    """`up`, `lookup`, `holds` and `stats` return at once, from any thread. The others may block, for a time that is
+    bounded, and are called by one thread. Nothing here raises for what happens to the stored pages. `name` is what
+    metrics and timelines call it.
+
+    Where `asked` is true it does not know what it has until it has been asked (`ask`)."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def asked(self) -> bool: ...
+
+    @property
+    def up(self) -> bool:
+        """Whether it answers: nothing is asked of one that does not, nor stored in it."""
+        ...
 
     def lookup(self, chain: PageChain, first: int, limit: int) -> int:
         """How many of the chain's pages first .. limit-1 it has in a row from `first`, as far as it knows; marks the
@@ -63,16 +75,29 @@ class Tier(Protocol):
         """Whether it has that page, as far as it knows."""
         ...
 
+    def ask(self, digests: Sequence[bytes]) -> None:
+        """Finds out which of these it has: `lookup` and `holds` know it then."""
+        ...
+
     def prepare(self, keys: Sequence[PageKey]) -> None:
-        """These are going to be loaded, in this order."""
+        """These are going to be loaded, in this order, unless another call says otherwise."""
         ...
 
     def load(self, key: PageKey) -> memoryview | None:
-        """The page's bytes, as they were stored, until the next `load`; None where it cannot vouch for them."""
+        """The page's bytes, as they were stored, until the next call; None where it cannot vouch for them."""
         ...
 
     def store(self, key: PageKey, data: bytes | bytearray) -> bool:
-        """Keeps a page, at the cost of others if need be; whether it has it now."""
+        """Keeps a page, at the cost of others if need be; whether it has it now, as far as it knows."""
+        ...
+
+    def tend(self) -> float | None:
+        """Whatever else is to be done, called while there is nothing to do; the seconds after which to call it again,
+        None where it need not be."""
+        ...
+
+    def close(self) -> None:
+        """It is not going to be used any more."""
         ...
 
     def stats(self) -> TierStats:

@@ -2,9 +2,8 @@
 
 A page is a file named by its digest. It is written under another name and moved into place, so a file with a page's
 name was complete when it got it; nothing is synced, so after a power cut it may be so no more. Whether it is whole, and
-the page that it is named after, is what the checksum says: an HMAC-SHA256, under a key that only those have who may
-read the key file, over a header (format, layout of the bytes, digest, parent, token ids) and the bytes. A file that
-does not agree to the last bit is deleted, and is a miss. So several servers may use one directory.
+the page that it is named after, is what its seal says (`seal`), under a key that only those have who may read the key
+file. A file that does not agree to the last bit is deleted, and is a miss. So several servers may use one directory.
 
 The files hold token ids and keys and values in the clear: whoever can read them can read the conversations.
 """
@@ -12,44 +11,30 @@ The files hold token ids and keys and values in the clear: whoever can read them
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import logging
 import os
 import re
 import secrets
-import struct
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from tailrace.kv.prefix import PageChain
 from tailrace.kv.tiers import PageKey, TierStats
+from tailrace.kv.tiers.seal import CAUSES, SECRET_BYTES, Cause, Seal, read_secret
 from tailrace.terms import InvalidInput
 
-FORMAT = 1
-"""Changes with anything in the header, or what the checksum covers."""
-HEAD = struct.Struct("<8sIIQ32s32s32s")
-MAGIC = b"TRKVPAGE"
-MAC_BYTES = 32
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 NAME = re.compile(r"[0-9a-f]{64}")
 KEY_FILE = "key"
-KEY_BYTES = 32
 BLOCK = 4096
 """Files take whole blocks of the disk."""
 SCANS = 16
 """The directory is read again when a bound's so many parts have been written: others may have written too."""
 STALE_SECONDS = 600.0
 """Age from which a file that never got its name was left behind by a server that has died."""
-
-Cause = Literal["absent", "size", "stale", "foreign", "checksum", "error"]
-CAUSES: tuple[Cause, ...] = ("absent", "size", "stale", "foreign", "checksum", "error")
-"""Why a load gave nothing: the file is gone; is shorter or longer; is of another format; is another page's, or another
-layout's; has been changed, or was written with another key; cannot be read."""
 
 _log = logging.getLogger("tailrace")
 
@@ -64,6 +49,8 @@ class DiskTier:
     """
 
     name = "disk"
+    asked = False
+    up = True
 
     def __init__(
         self,
@@ -77,23 +64,21 @@ class DiskTier:
     ) -> None:
         self._directory = directory
         self._most_bytes = most_bytes
-        self._layout = hashlib.sha256(numerics.encode()).digest()
-        self._head_bytes = HEAD.size + 4 * page_tokens
-        self._page_tokens = page_tokens
-        self._head = bytearray(self._head_bytes + MAC_BYTES)
-        self._data = bytearray(page_bytes)
-        self._size = -(-(len(self._head) + page_bytes) // BLOCK) * BLOCK
-        if most_bytes < self._size:
-            raise InvalidInput(f"kv_disk_bytes is {most_bytes}, and one page takes {self._size}", param="kv_disk_bytes")
         self._known: OrderedDict[bytes, int] = OrderedDict()  # bytes of each page's file; least recently used first
         self._bytes = 0
         self._lock = threading.Lock()  # of these two
         self._unscanned = 0  # bytes written since the directory was read
         self._temporary = directory / f".{secrets.token_hex(8)}.tmp"
-        self._loaded = self._stored = self._evicted = 0
+        self._loaded = self._stored = self._evicted = self._refused = 0
         self._misses: dict[str, int] = dict.fromkeys(CAUSES, 0)
         self._writable = True
-        self._mac = hmac.new(self._open(key_file), digestmod="sha256")
+        secret = self._open(key_file)
+        self._seal = Seal(secret, numerics=numerics, page_bytes=page_bytes, page_tokens=page_tokens)
+        self._head = bytearray(self._seal.head_bytes)
+        self._data = bytearray(page_bytes)
+        self._size = -(-self._seal.entry_bytes // BLOCK) * BLOCK
+        if most_bytes < self._size:
+            raise InvalidInput(f"kv_disk_bytes is {most_bytes}, and one page takes {self._size}", param="kv_disk_bytes")
         self._scan()
 
     # --- asked by any thread
@@ -115,9 +100,19 @@ class DiskTier:
     def stats(self) -> TierStats:
         with self._lock:
             pages, size = len(self._known), self._bytes
-        return TierStats(pages, size, self._loaded, self._stored, self._evicted, self._writable, dict(self._misses))
+        counts = (self._loaded, self._stored, self._evicted, self._refused)
+        return TierStats(pages, size, *counts, self._writable, dict(self._misses))
 
     # --- one thread
+
+    def ask(self, digests: Sequence[bytes]) -> None:
+        """It knows."""
+
+    def tend(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Files are closed."""
 
     def prepare(self, keys: Sequence[PageKey]) -> None:
         for key in keys:
@@ -151,6 +146,7 @@ class DiskTier:
         if key.digest in self._known:
             return True
         if not self._writable:
+            self._refused += 1
             return False
         try:
             self._make_room()
@@ -159,6 +155,7 @@ class DiskTier:
             with contextlib.suppress(OSError):
                 self._temporary.unlink()
             self._writable = False
+            self._refused += 1
             _log.warning(
                 "tailrace: %s cannot be written (%s): no more KV pages are stored until the next start",
                 self._directory,
@@ -177,16 +174,6 @@ class DiskTier:
     def _path(self, digest: bytes) -> Path:
         return self._directory / digest.hex()
 
-    def _header(self, key: PageKey) -> bytes:
-        head = HEAD.pack(MAGIC, FORMAT, self._page_tokens, len(self._data), self._layout, key.digest, key.parent)
-        return head + key.tokens
-
-    def _checksum(self, header: bytes, data: bytes | bytearray) -> bytes:
-        mac = self._mac.copy()
-        mac.update(header)
-        mac.update(data)  # the lock of the interpreter is not held over this
-        return mac.digest()
-
     def _read(self, path: Path, key: PageKey) -> Cause | None:
         """Reads a page's file into the buffers; what is wrong with it, if anything."""
         past = bytearray(1)
@@ -195,21 +182,10 @@ class DiskTier:
             count = os.readv(file, [self._head, self._data, past])
         finally:
             os.close(file)
-        header = self._header(key)
-        found = bytes(self._head[: self._head_bytes])
-        if count >= HEAD.size and found[:8] == MAGIC and HEAD.unpack_from(found)[1] != FORMAT:
-            return "stale"
-        if count != len(self._head) + len(self._data):
-            return "size"
-        if found != header:
-            return "foreign"
-        if not hmac.compare_digest(self._head[self._head_bytes :], self._checksum(header, self._data)):
-            return "checksum"
-        return None
+        return self._seal.fault(key, self._head, self._data, count)
 
     def _write(self, key: PageKey, data: bytes | bytearray) -> None:
-        header = self._header(key)
-        parts = [header, self._checksum(header, data), data]
+        parts = [self._seal.head(key, data), data]
         file = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             if os.writev(file, parts) != sum(map(len, parts)):
@@ -269,24 +245,18 @@ class DiskTier:
             path = key_file or self._directory / KEY_FILE
             if key_file is None and not path.exists():
                 self._make_key(path)
-            with open(path, "rb") as file:
-                if os.fstat(file.fileno()).st_mode & 0o007:
-                    raise InvalidInput(f"{path} can be read by everybody: chmod 600 {path}", param="kv_key_file")
-                key = file.read()
         except OSError as error:
             raise InvalidInput(
                 f"KV pages cannot be kept in {self._directory}: {error.filename or ''} {error.strerror or error}",
                 param="kv_disk",
             ) from error
-        if len(key) < KEY_BYTES:
-            raise InvalidInput(f"{path} has {len(key)} bytes; a key has at least {KEY_BYTES}", param="kv_key_file")
-        return key
+        return read_secret(path)
 
     def _make_key(self, path: Path) -> None:
         """Whole or not at all, and the first of several servers wins."""
         file = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.write(file, secrets.token_bytes(KEY_BYTES))
+            os.write(file, secrets.token_bytes(SECRET_BYTES))
             os.fsync(file)
             with contextlib.suppress(FileExistsError):
                 os.link(self._temporary, path)
