@@ -88,7 +88,7 @@ def served(
     if grouped and len(config.windows) and config.prefix_cache:
         assert core.scheduler.prefix_hits or abort
     gauges = core.gauges
-    found(core.scheduler.prefix_loads)
+    found(sum(core.scheduler.prefix_loads.values()))
     assert gauges.used_pages == 0
     assert all(window.used_pages == 0 for window in gauges.windows)
     core.close()
