@@ -109,11 +109,11 @@ def test_the_engine_is_killed_at_random_points_under_load(truth: list[str], tmp_
     with serving(**SMALL, kv_disk=str(tmp_path)) as server:
         with Load(server, truth).on() as load:
             for _ in range(2):
-                load.answers(rng.randrange(5, 30))
+                load.answers(rng.randrange(5, 20))
                 engine = server.engine
                 os.kill(engine, signal.SIGKILL)
                 until(lambda old=engine: server.engine not in (0, old), "another engine")
-            load.answers(20)
+            load.answers(10)
             assert load.failed > 0
         settled(server, truth)
         assert server.metric("tailrace_kv_hit_tokens_total", tier="disk") > 0
@@ -124,7 +124,7 @@ def test_the_server_is_killed_at_random_points_under_load_and_started_again(trut
     for _ in range(2):
         running = launch(**SMALL, kv_disk=str(tmp_path)).wait_ready()
         with Load(running, truth).on() as load:
-            load.answers(rng.randrange(15, 40))
+            load.answers(rng.randrange(12, 25))
             os.kill(running.process.pid, signal.SIGKILL)
         assert running.wait() == -signal.SIGKILL
     with serving(**SMALL, kv_disk=str(tmp_path)) as server:
@@ -155,7 +155,7 @@ def test_the_disk_becomes_full_or_read_only_under_load(
         with Load(server, truth).on() as load:
             load.answers(10)
             harm(server, folder)
-            load.answers(30)
+            load.answers(15)
             # what the sessions still need is on disk already; a new prompt has to be written
             server.post("/v1/completions", {"model": "stand", "prompt": [9] * 300, "max_tokens": 1})
             until(lambda: server.metric("tailrace_kv_disk_writable") == 0, "a page that cannot be written")
@@ -170,7 +170,7 @@ def test_files_are_changed_cut_short_and_deleted_while_they_are_served(truth: li
     with serving(**SMALL, kv_disk=str(tmp_path)) as server:
         with Load(server, truth).on() as load:
             load.answers(20)
-            for _ in range(15):
+            for _ in range(10):
                 files = page_files(tmp_path)
                 for path in rng.sample(files, min(5, len(files))):
                     harm(path, rng)
@@ -203,8 +203,8 @@ def test_two_servers_under_load_share_a_directory_that_is_too_small(truth: list[
         serving(**SMALL, kv_disk=str(tmp_path), kv_disk_bytes=60 * 4096) as two,
     ):
         with Load(one, truth).on() as first, Load(two, truth).on() as second:
-            first.answers(30)
-            second.answers(30)
+            first.answers(15)
+            second.answers(15)
             assert first.failed == second.failed == 0
         for server in (one, two):
             settled(server, truth)
