@@ -82,7 +82,7 @@ struct Hadamard {
 constexpr Hadamard HADAMARD;
 
 // Rotates each run of 2^i dimensions by the Hadamard matrix of that size, for the largest i that divides `n`: what lay on a
-// few of them lies on all, so that four bits do for it. Once more gives back what was there. The order of sums is part of
+// few of them lies on all, so that few bits do for it. Once more gives back what was there. The order of sums is part of
 // what it is: within sixteen dimensions one after the other, then halves against halves.
 inline void spin(float *x, int n) {
     const int run = n & -n;
@@ -152,12 +152,12 @@ inline void make_group(const float *x, int padded, bool four, int8_t *q, uint16_
     for (int i = 0; i < padded; i += LANES) i_store_i8(q + i, f_round(f_max(least, f_min(most, (f_load(x + i) - minimum) * inverse))));
 }
 
-// Rounds `n` numbers, of which I4 rotates a copy.
-inline void make_small(const float *from, int n, Kept kept, Small &out) {
+// Rounds `n` numbers, or a rotated copy of them.
+inline void make_small(const float *from, int n, Kept kept, bool rotated, Small &out) {
     float x[MAX_HEAD_DIM];
     const int padded = padded_dim(n);
     std::memcpy(x, from, sizeof(float) * size_t(n));
-    if (kept == Kept::I4) spin(x, n);
+    if (rotated) spin(x, n);
     for (int i = n; i < padded; i++) x[i] = x[n - 1]; // changes no group's least and most
     if (kept == Kept::I8) return make_group(x, padded, false, out.q, out.scale[0], out.minimum[0]);
     for (int d = 0; d < padded; d += GROUP)
@@ -212,7 +212,7 @@ inline void store_key(const float *k, int at, bool last, int head_dim, Kept kept
         return;
     }
     Small small;
-    make_small(k, head_dim, kept, small);
+    make_small(k, head_dim, kept, keys_rotated(kept), small);
     store_header(small, at, behind, head_dim, kept, block);
     const bool four = kept == Kept::I4;
     uint8_t *key = block + kept_header(kept, head_dim) + at;
@@ -242,7 +242,7 @@ inline void store_value(const float *v, int at, bool last, int head_dim, Kept ke
         return;
     }
     Small small;
-    make_small(v, head_dim, kept, small);
+    make_small(v, head_dim, kept, values_rotated(kept), small);
     const bool four = kept == Kept::I4;
     const int row = four ? padded_pairs(head_dim) / 2 : dim;
     uint8_t *value = block + kept_header(kept, head_dim) + at * row;

@@ -21,8 +21,13 @@ SIGNS = np.where(_ONES[_INDEX[:, None] & _INDEX[None, :]], np.float32(-1), np.fl
 """The Hadamard matrix of LANES rows, without its factor of 1/4."""
 
 
-def as_read(x: NDArray[Any], kept: Kept) -> NDArray[Any]:
-    """What is read of vectors [..., head_dim] that are kept so: float32 of the same shape, F32 as it is."""
+def key_as_read(x: NDArray[Any], kept: Kept) -> NDArray[Any]:
+    """What is read of keys [..., head_dim] that are kept so: float32 of the same shape, F32 as it is."""
+    return spin(round_to_int8_each(spin(x))) if kept == Kept.I8 else value_as_read(x, kept)
+
+
+def value_as_read(x: NDArray[Any], kept: Kept) -> NDArray[Any]:
+    """As `key_as_read`, of values."""
     match kept:
         case Kept.F32:
             return x
