@@ -129,7 +129,36 @@ inline float of_f16(uint16_t x) {
 
 constexpr float MOST_F16 = 65504.0f;
 
-// Rounds one group: `padded` numbers, a multiple of LANES. Where one is not finite, neither is the scale.
+// The nearest numbers to one group's, a multiple of LANES.
+inline void round_group(const float *x, int padded, bool four, uint16_t scale_f16, uint16_t minimum_f16, int8_t *q) {
+    const float scale = of_f16(scale_f16);
+    const F inverse = f_set1(scale > 0.0f ? 1.0f / scale : 0.0f), minimum = f_set1(of_f16(minimum_f16));
+    const F least = f_set1(four ? 0.0f : -127.0f), most = f_set1(four ? 15.0f : 127.0f);
+    for (int i = 0; i < padded; i += LANES) i_store_i8(q + i, f_round(f_max(least, f_min(most, (f_load(x + i) - minimum) * inverse))));
+}
+
+inline uint16_t within_f16(float x) { return to_f16(x < -MOST_F16 ? -MOST_F16 : x > MOST_F16 ? MOST_F16 : x); }
+
+// The scale and the minimum that have the least squared error with the numbers that a group has been rounded to.
+inline void fit_group(const float *x, int padded, const int8_t *q, uint16_t &scale, uint16_t &minimum) {
+    const float before = of_f16(minimum), count = float(padded);
+    F sum = f_zero(), square = f_zero(), over = f_zero(), product = f_zero();
+    for (int i = 0; i < padded; i += LANES) {
+        const F n = i_float(i_load_i8(q + i)), y = f_load(x + i) - f_set1(before);
+        sum = sum + n, square = square + n * n, over = over + y, product = product + n * y;
+    }
+    const float n = f_sum(sum), y = f_sum(over), spread = count * f_sum(square) - n * n;
+    const float found = (count * f_sum(product) - n * y) / (spread > 0.0f ? spread : 1.0f);
+    if (!(found > 0.0f && found < MOST_F16)) return;
+    scale = to_f16(found);
+    minimum = within_f16(before + (y - of_f16(scale) * n) / count);
+}
+
+constexpr int FITS = 2; // a third takes little more off
+
+// Rounds one group: `padded` numbers, a multiple of LANES. Four bits begin with the least and the most, and then fit scale and
+// minimum to the numbers and round again, which takes an eighth off the squared error of normal values. Where one is not
+// finite, neither is the scale.
 inline void make_group(const float *x, int padded, bool four, int8_t *q, uint16_t &scale_out, uint16_t &minimum_out) {
     F top = f_load(x), bottom = top, none = f_zero();
     for (int i = 0; i < padded; i += LANES) {
@@ -145,11 +174,12 @@ inline void make_group(const float *x, int padded, bool four, int8_t *q, uint16_
     }
     const float range = four ? (high - low) / 15.0f : (high > -low ? high : -low) / 127.0f;
     scale_out = to_f16(range < MOST_F16 ? range : MOST_F16);
-    minimum_out = four ? to_f16(low < -MOST_F16 ? -MOST_F16 : low > MOST_F16 ? MOST_F16 : low) : uint16_t(0);
-    const float scale = of_f16(scale_out);
-    const F inverse = f_set1(scale > 0.0f ? 1.0f / scale : 0.0f), minimum = f_set1(of_f16(minimum_out));
-    const F least = f_set1(four ? 0.0f : -127.0f), most = f_set1(four ? 15.0f : 127.0f);
-    for (int i = 0; i < padded; i += LANES) i_store_i8(q + i, f_round(f_max(least, f_min(most, (f_load(x + i) - minimum) * inverse))));
+    minimum_out = four ? within_f16(low) : uint16_t(0);
+    round_group(x, padded, four, scale_out, minimum_out, q);
+    for (int i = 0; i < FITS && four; i++) {
+        fit_group(x, padded, q, scale_out, minimum_out);
+        round_group(x, padded, four, scale_out, minimum_out, q);
+    }
 }
 
 // Rounds `n` numbers, or a rotated copy of them.

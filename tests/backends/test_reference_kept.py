@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tailrace.backends.kvdtype import Kept
-from tailrace.backends.reference.kept import key_as_read, spin, value_as_read
+from tailrace.backends.reference import kept as rounding
+from tailrace.backends.reference.kept import key_as_read, round_to_int4_each, spin, value_as_read
 
 Reader = Callable[[Any, Kept], Any]
 SHAPES = [2, 6, 16, 20, 48, 64, 80, 96, 128, 512]
@@ -46,7 +47,15 @@ def test_what_is_read_is_as_near_as_its_bits_allow(n: int, size: float) -> None:
     assert (np.abs(read - turned) <= most * 0.51 / 127 + 1e-6 * largest + 4e-6).all()  # a small scale is subnormal
     read = spin(value_as_read(x, Kept.I4))
     steps = max(float(np.ptp(turned[:, at : at + 32], axis=-1).max()) / 15 for at in range(0, n, 32))
-    assert np.abs(read - turned).max() <= 0.52 * steps + 2e-3 * largest.max()
+    assert np.sqrt(((read - turned) ** 2).mean(axis=-1)).max() <= 0.52 * steps + 2e-3 * largest.max()
+
+
+def test_what_is_fitted_to_four_bits_is_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.random.default_rng(0).normal(size=(400, 64)).astype(np.float32)
+    error = [((round_to_int4_each(x) - x) ** 2).mean()]
+    monkeypatch.setattr(rounding, "FITS", 0)
+    error.append(((round_to_int4_each(x) - x) ** 2).mean())
+    assert error[0] < 0.92 * error[1]
 
 
 def test_a_key_with_one_large_dimension_keeps_the_small_ones() -> None:
