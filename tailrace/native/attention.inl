@@ -155,7 +155,7 @@ struct Running {
 inline void finish(float *o, float sum, int head_dim, Kept value, float *out) {
     const F inverse = f_set1(1.0f / sum);
     for (int d = 0; d < head_dim; d += LANES) f_store(o + d, f_load(o + d) * inverse);
-    if (value == Kept::I4) spin(o, head_dim);
+    if (values_rotated(value)) spin(o, head_dim);
     std::memcpy(out, o, sizeof(float) * size_t(head_dim));
 }
 

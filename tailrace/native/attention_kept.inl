@@ -1,8 +1,8 @@
 // Attention over pages that are not bf16 on both sides. It is that of attention.inl, same pieces and same order of sums, over
 // numbers as they are kept: what they are to be multiplied with goes into the scores (a scale for each key, a minimum for each
 // key times the sum of the query) and into the weights (a scale for each value; the minima, which are the same for all
-// dimensions of a group, are summed apart). Of four bits that is done for each group of dimensions. Vectors of four bits are
-// rotated: so is the query here, and the output is turned back last.
+// dimensions of a group, are summed apart). Of four bits that is done for each group of dimensions. Where keys are rotated,
+// so is the query here; where values are, the output is turned back last.
 #pragma once
 
 namespace TR_NS {
@@ -253,15 +253,17 @@ struct Piece {
     }
 };
 
-// What `Piece` wants of the queries where keys are of four bits: rotated, the sums of groups, odd dimensions a sixteenth.
+// What `Piece` wants of the queries: rotated where keys are; and where those are of four bits the sums of groups, and odd
+// dimensions a sixteenth.
 inline void prepare_queries(const AttentionArgs &a, int64_t rows, float *q, float *total) {
-    if (a.kv.key != Kept::I4) return;
+    if (!keys_rotated(a.kv.key)) return;
     const int dim = padded_dim(a.head_dim);
     float odd[LANES];
     for (int i = 0; i < LANES; i++) odd[i] = i % 2 ? SIXTEENTH : 1.0f;
     for (int64_t r = 0; r < rows; r++, q += dim) {
         spin(q, a.head_dim);
         for (int d = a.head_dim; d < dim; d++) q[d] = 0.0f;
+        if (a.kv.key != Kept::I4) continue;
         for (int d = 0; d < dim; d += GROUP) {
             F sum = f_zero();
             for (int i = d; i < dim && i < d + GROUP; i += LANES) {

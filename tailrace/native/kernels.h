@@ -104,13 +104,18 @@ struct Output {
 // - BF16: keys [head_dim / 2][16 positions][2 dimensions], values [8][padded_dim][2 positions]: pairs, as matrix
 //   instructions take them.
 // - F16: keys [head_dim][16 positions], values [16 positions][padded_dim].
-// - I8: sixteen float16 scales, one a position; then int8 in the order of F16. x = q * scale, q in -127 .. 127.
-// - I4: of a rotated vector (see `spin`), numbers of four bits in groups of GROUP dimensions, x = q * scale + minimum. For
+// - I8: sixteen float16 scales, one a position; then int8 in the order of F16. x = q * scale, q in -127 .. 127. Keys are
+//   rotated (see `spin`), values are not.
+// - I4: of a rotated vector, numbers of four bits in groups of GROUP dimensions, x = q * scale + minimum. For
 //   each group sixteen float16 scales and sixteen float16 minima; then keys [head_dim / 2][16 positions], the even
 //   dimension in the low half of a byte and the odd one in the high half; values [16 positions][padded_pairs / 2],
 //   dimension 32 i + j in the low half of byte 16 i + j and 32 i + 16 + j in its high half. No byte has numbers of two
 //   positions, since threads write positions side by side.
 enum class Kept : int { BF16, F16, I8, I4 };
+
+// Whether what is kept is a rotated vector: queries are rotated where keys are, and outputs turned back where values are.
+TR_INLINE bool keys_rotated(Kept kept) { return kept == Kept::I8 || kept == Kept::I4; }
+TR_INLINE bool values_rotated(Kept kept) { return kept == Kept::I4; }
 
 constexpr int GROUP = 2 * LANES; // dimensions that share a scale and a minimum of I4
 TR_INLINE int groups_of(int head_dim) { return (head_dim + GROUP - 1) / GROUP; }

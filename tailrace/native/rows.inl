@@ -82,7 +82,7 @@ struct Hadamard {
 constexpr Hadamard HADAMARD;
 
 // Rotates each run of 2^i dimensions by the Hadamard matrix of that size, for the largest i that divides `n`: what lay on a
-// few of them lies on all, so that four bits do for it. Once more gives back what was there. The order of sums is part of
+// few of them lies on all, so that few bits do for it. Once more gives back what was there. The order of sums is part of
 // what it is: within sixteen dimensions one after the other, then halves against halves.
 inline void spin(float *x, int n) {
     const int run = n & -n;
@@ -129,7 +129,36 @@ inline float of_f16(uint16_t x) {
 
 constexpr float MOST_F16 = 65504.0f;
 
-// Rounds one group: `padded` numbers, a multiple of LANES. Where one is not finite, neither is the scale.
+// The nearest numbers to one group's, a multiple of LANES.
+inline void round_group(const float *x, int padded, bool four, uint16_t scale_f16, uint16_t minimum_f16, int8_t *q) {
+    const float scale = of_f16(scale_f16);
+    const F inverse = f_set1(scale > 0.0f ? 1.0f / scale : 0.0f), minimum = f_set1(of_f16(minimum_f16));
+    const F least = f_set1(four ? 0.0f : -127.0f), most = f_set1(four ? 15.0f : 127.0f);
+    for (int i = 0; i < padded; i += LANES) i_store_i8(q + i, f_round(f_max(least, f_min(most, (f_load(x + i) - minimum) * inverse))));
+}
+
+inline uint16_t within_f16(float x) { return to_f16(x < -MOST_F16 ? -MOST_F16 : x > MOST_F16 ? MOST_F16 : x); }
+
+// The scale and the minimum that have the least squared error with the numbers that a group has been rounded to.
+inline void fit_group(const float *x, int padded, const int8_t *q, uint16_t &scale, uint16_t &minimum) {
+    const float before = of_f16(minimum), count = float(padded);
+    F sum = f_zero(), square = f_zero(), over = f_zero(), product = f_zero();
+    for (int i = 0; i < padded; i += LANES) {
+        const F n = i_float(i_load_i8(q + i)), y = f_load(x + i) - f_set1(before);
+        sum = sum + n, square = square + n * n, over = over + y, product = product + n * y;
+    }
+    const float n = f_sum(sum), y = f_sum(over), spread = count * f_sum(square) - n * n;
+    const float found = (count * f_sum(product) - n * y) / (spread > 0.0f ? spread : 1.0f);
+    if (!(found > 0.0f && found < MOST_F16)) return;
+    scale = to_f16(found);
+    minimum = within_f16(before + (y - of_f16(scale) * n) / count);
+}
+
+constexpr int FITS = 2; // a third takes little more off
+
+// Rounds one group: `padded` numbers, a multiple of LANES. Four bits begin with the least and the most, and then fit scale and
+// minimum to the numbers and round again, which takes an eighth off the squared error of normal values. Where one is not
+// finite, neither is the scale.
 inline void make_group(const float *x, int padded, bool four, int8_t *q, uint16_t &scale_out, uint16_t &minimum_out) {
     F top = f_load(x), bottom = top, none = f_zero();
     for (int i = 0; i < padded; i += LANES) {
@@ -145,19 +174,20 @@ inline void make_group(const float *x, int padded, bool four, int8_t *q, uint16_
     }
     const float range = four ? (high - low) / 15.0f : (high > -low ? high : -low) / 127.0f;
     scale_out = to_f16(range < MOST_F16 ? range : MOST_F16);
-    minimum_out = four ? to_f16(low < -MOST_F16 ? -MOST_F16 : low > MOST_F16 ? MOST_F16 : low) : uint16_t(0);
-    const float scale = of_f16(scale_out);
-    const F inverse = f_set1(scale > 0.0f ? 1.0f / scale : 0.0f), minimum = f_set1(of_f16(minimum_out));
-    const F least = f_set1(four ? 0.0f : -127.0f), most = f_set1(four ? 15.0f : 127.0f);
-    for (int i = 0; i < padded; i += LANES) i_store_i8(q + i, f_round(f_max(least, f_min(most, (f_load(x + i) - minimum) * inverse))));
+    minimum_out = four ? within_f16(low) : uint16_t(0);
+    round_group(x, padded, four, scale_out, minimum_out, q);
+    for (int i = 0; i < FITS && four; i++) {
+        fit_group(x, padded, q, scale_out, minimum_out);
+        round_group(x, padded, four, scale_out, minimum_out, q);
+    }
 }
 
-// Rounds `n` numbers, of which I4 rotates a copy.
-inline void make_small(const float *from, int n, Kept kept, Small &out) {
+// Rounds `n` numbers, or a rotated copy of them.
+inline void make_small(const float *from, int n, Kept kept, bool rotated, Small &out) {
     float x[MAX_HEAD_DIM];
     const int padded = padded_dim(n);
     std::memcpy(x, from, sizeof(float) * size_t(n));
-    if (kept == Kept::I4) spin(x, n);
+    if (rotated) spin(x, n);
     for (int i = n; i < padded; i++) x[i] = x[n - 1]; // changes no group's least and most
     if (kept == Kept::I8) return make_group(x, padded, false, out.q, out.scale[0], out.minimum[0]);
     for (int d = 0; d < padded; d += GROUP)
@@ -212,7 +242,7 @@ inline void store_key(const float *k, int at, bool last, int head_dim, Kept kept
         return;
     }
     Small small;
-    make_small(k, head_dim, kept, small);
+    make_small(k, head_dim, kept, keys_rotated(kept), small);
     store_header(small, at, behind, head_dim, kept, block);
     const bool four = kept == Kept::I4;
     uint8_t *key = block + kept_header(kept, head_dim) + at;
@@ -242,7 +272,7 @@ inline void store_value(const float *v, int at, bool last, int head_dim, Kept ke
         return;
     }
     Small small;
-    make_small(v, head_dim, kept, small);
+    make_small(v, head_dim, kept, values_rotated(kept), small);
     const bool four = kept == Kept::I4;
     const int row = four ? padded_pairs(head_dim) / 2 : dim;
     uint8_t *value = block + kept_header(kept, head_dim) + at * row;

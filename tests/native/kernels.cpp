@@ -569,7 +569,7 @@ struct Cache {
                 x[size_t(d)] += minimum;
             }
         }
-        return kept_key == Kept::I4 ? turned(x) : x;
+        return keys_rotated(kept_key) ? turned(x) : x;
     }
     std::vector<double> value(int64_t position, int head) const {
         const int64_t s = slot(position), dim = padded_dim(head_dim);
@@ -590,21 +590,22 @@ struct Cache {
                 x[size_t(d)] += minimum;
             }
         }
-        return kept_value == Kept::I4 ? turned(x) : x;
+        return values_rotated(kept_value) ? turned(x) : x;
     }
 };
 
 // Whether a vector is what was stored, as near as it can be kept.
-void kept_near(const char *what, Kept kept, const std::vector<double> &found, const float *x) {
+void kept_near(const char *what, Kept kept, bool rotated, const std::vector<double> &found, const float *x) {
     double largest = 0.0, size = 0.0, error = 0.0;
     for (size_t d = 0; d < found.size(); d++) largest = std::max(largest, std::fabs(double(x[d]))), size += double(x[d]) * x[d];
     for (size_t d = 0; d < found.size(); d++) {
         const double bound = kept == Kept::BF16 ? 0x1p-8 * std::fabs(x[d]) : kept == Kept::F16 ? 0x1p-11 * std::fabs(x[d]) + 0x1p-24 : largest * 0.51 / 127;
-        if (kept != Kept::I4) near(what, d, found[d], x[d], bound);
+        if (!rotated) near(what, d, found[d], x[d], bound);
         error += (found[d] - x[d]) * (found[d] - x[d]);
     }
-    // a step is at most 2 / 15 of the vector's length, and rounding is off by half of one in each dimension
-    if (kept == Kept::I4) near(what, 0, std::sqrt(error), 0.0, 0.52 * 2.0 / 15.0 * std::sqrt(size) * std::sqrt(double(found.size())));
+    // a step is at most 1 / 127 (2 / 15) of the vector's length, and rounding is off by half of one in each dimension
+    const double step = kept == Kept::I4 ? 2.0 / 15.0 : 1.0 / 127.0;
+    if (rotated) near(what, 0, std::sqrt(error), 0.0, 0.52 * step * std::sqrt(size) * std::sqrt(double(found.size())));
     if (kept == Kept::I4 && found.size() >= 64) near(what, 1, std::sqrt(error), 0.0, 0.15 * std::sqrt(size));
 }
 
@@ -630,8 +631,8 @@ void attention(Pair p, Random &random, int kv_heads, int group, int head_dim, in
         p.plain.store_kv(k.data(), v.data(), cache.slot(i), i + 1 == end, kv_heads, head_dim, plain_cache.kv());
         for (int h = 0; h < kv_heads; h++) {
             keys.push_back(cache.key(i, h)), values.push_back(cache.value(i, h));
-            kept_near("key", kept_key, keys.back(), k.data() + h * head_dim);
-            kept_near("value", kept_value, values.back(), v.data() + h * head_dim);
+            kept_near("key", kept_key, keys_rotated(kept_key), keys.back(), k.data() + h * head_dim);
+            kept_near("value", kept_value, values_rotated(kept_value), values.back(), v.data() + h * head_dim);
         }
         for (float x : v) largest = std::max(largest, std::fabs(double(x)));
     }

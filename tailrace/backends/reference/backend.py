@@ -12,7 +12,7 @@ from tailrace.backends import PAGE_SIZE, Batch, Forward, Inline, Pages, Result, 
 from tailrace.backends.groups import PageGroup, layer_groups
 from tailrace.backends.kvdtype import KvDtype, parse
 from tailrace.backends.reference.dequantize import dequantize
-from tailrace.backends.reference.kept import as_read
+from tailrace.backends.reference.kept import key_as_read, value_as_read
 from tailrace.backends.reference.ops import Array, NumpyOps
 from tailrace.backends.reference.sampler import sample
 
@@ -128,4 +128,4 @@ class ReferenceBackend(Inline):
 
     def as_kept(self, k: Array, v: Array, layer: int) -> tuple[Array, Array]:
         key, value = self._kv_dtype.of(layer)
-        return as_read(k, key).astype(self._dtype), as_read(v, value).astype(self._dtype)
+        return key_as_read(k, key).astype(self._dtype), value_as_read(v, value).astype(self._dtype)

@@ -15,14 +15,21 @@ from tailrace.backends.kvdtype import GROUP, LANES, Kept
 Floats = NDArray[np.float32]
 
 MOST_F16 = np.float32(65504)
+FITS = 2
+"""How often four bits fit their scale and minimum to what was rounded, and round again."""
 _ONES = np.array([bits.bit_count() % 2 for bits in range(LANES)])
 _INDEX = np.arange(LANES)
 SIGNS = np.where(_ONES[_INDEX[:, None] & _INDEX[None, :]], np.float32(-1), np.float32(1))
 """The Hadamard matrix of LANES rows, without its factor of 1/4."""
 
 
-def as_read(x: NDArray[Any], kept: Kept) -> NDArray[Any]:
-    """What is read of vectors [..., head_dim] that are kept so: float32 of the same shape, F32 as it is."""
+def key_as_read(x: NDArray[Any], kept: Kept) -> NDArray[Any]:
+    """What is read of keys [..., head_dim] that are kept so: float32 of the same shape, F32 as it is."""
+    return spin(round_to_int8_each(spin(x))) if kept == Kept.I8 else value_as_read(x, kept)
+
+
+def value_as_read(x: NDArray[Any], kept: Kept) -> NDArray[Any]:
+    """As `key_as_read`, of values."""
     match kept:
         case Kept.F32:
             return x
@@ -57,13 +64,42 @@ def round_to_int4_each(x: NDArray[Any]) -> Floats:
     return np.concatenate([_round_to_int4(x[..., at : at + GROUP]) for at in starts], axis=-1)
 
 
-def _round_to_int4(x: NDArray[Any]) -> Floats:
-    x = np.asarray(x, np.float32)
+def _round_to_int4(group: NDArray[Any]) -> Floats:
+    n = group.shape[-1]
+    x = np.asarray(group, np.float32)
+    x = np.concatenate([x, np.repeat(x[..., -1:], -n % LANES, axis=-1)], axis=-1)  # whole lanes, as the kernels have it
     low = x.min(axis=-1, keepdims=True)
     with np.errstate(over="ignore", invalid="ignore"):
         scale = _as_f16((x.max(axis=-1, keepdims=True) - low) / np.float32(15))
         minimum = _as_f16(low)
-        return _finite(x, _quants(x - minimum, scale, 0, 15) * scale + minimum)
+        quants = _quants(x - minimum, scale, 0, 15)
+        for _ in range(FITS):
+            scale, minimum = _fit(x, quants, scale, minimum)
+            quants = _quants(x - minimum, scale, 0, 15)
+        return _finite(x, quants * scale + minimum)[..., :n]
+
+
+def _fit(x: Floats, quants: Floats, scale: Floats, minimum: Floats) -> tuple[Floats, Floats]:
+    """The scale and the minimum of the least squared error, where there are such; or else those that were."""
+    y, count = x - minimum, np.float32(x.shape[-1])
+    n, over = _sum(quants), _sum(y)
+    spread = count * _sum(quants * quants) - n * n
+    found = (count * _sum(quants * y) - n * over) / np.where(spread > 0, spread, np.float32(1))
+    fits = (found > 0) & (found < MOST_F16)
+    scale = np.where(fits, _as_f16(found), scale)
+    return scale, np.where(fits, _as_f16(minimum + (over - scale * n) / count), minimum)
+
+
+def _sum(x: Floats) -> Floats:
+    """Over the last axis, of whole lanes: lane by lane, then halves."""
+    lanes = x.reshape(*x.shape[:-1], -1, LANES)
+    total: Floats = lanes[..., 0, :]
+    for index in range(1, lanes.shape[-2]):
+        total = total + lanes[..., index, :]
+    while total.shape[-1] > 1:
+        half = total.shape[-1] // 2
+        total = total[..., :half] + total[..., half:]
+    return total
 
 
 def spin(x: NDArray[Any]) -> Floats:
