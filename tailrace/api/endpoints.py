@@ -47,6 +47,7 @@ async def chat_completions(service: Service, exchange: Exchange) -> None:
     text, ready = service.need()
     service.need_model(body.model)
     asked = check(body, service.settings.limits, vocab=text.vocab_size, timeline=wants_timeline(exchange))
+    await service.grammars.admit(asked.form)
     prompt = await chat_prompt(service, body, ready.max_context, parse_special=asked.parse_special)
     service.need()
     plan = service.plan(asked, [prompt], ready.max_context, "chatcmpl", start=True)
@@ -72,6 +73,7 @@ async def completions(service: Service, exchange: Exchange) -> None:
         raise InvalidInput(
             f"n times prompts is {len(given) * asked.n}; at most {limits.choices} are possible", param="n"
         )
+    await service.grammars.admit(asked.form)
     prompts = await completion_prompts(service, given, asked, ready.max_context)
     echo = await echoed(text, body, given, asked)
     service.need()

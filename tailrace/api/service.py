@@ -16,6 +16,7 @@ import msgspec
 from tailrace.api.errors import HttpError, unavailable
 from tailrace.api.exchange import EVENT_STREAM, BodyBudget, Exchange
 from tailrace.api.generation import Choice, Delta, Generation
+from tailrace.api.grammars import GrammarDesk
 from tailrace.api.metrics import Metrics
 from tailrace.api.params import Asked, choice_seed, fit
 from tailrace.api.settings import Settings
@@ -55,6 +56,7 @@ class Service:
         )
         self.book = Book(self._closed, self.metrics.observe)
         self.bodies = BodyBudget(self.settings.limits.bodies_bytes)
+        self.grammars = GrammarDesk()
         self._facts: dict[str, Mapping[str, Any]] = {}
         self._table: TokenBytes | None = None
         self._unfolded: list[Sequence[Event]] = []

@@ -39,6 +39,10 @@ class Limits:
     """Most likeliest tokens at a position."""
     logit_bias: int = 1024
     """Most entries of `logit_bias`."""
+    grammar_bytes: int = 256 << 10
+    """Longest JSON schema, regular expression or grammar."""
+    grammar_choices: int = 4096
+    """Most texts to choose from."""
     in_flight: int = 2048
     """Most engine requests (choices) held at once, whatever their state; more get 429."""
     bodies_bytes: int = 128 << 20

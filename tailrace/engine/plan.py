@@ -11,7 +11,7 @@ from tailrace.kv.prefix import Node
 @dataclass(slots=True)
 class Chunk:
     """`count` tokens of one request, at positions begin .. end-1. `sample`: the next token, at position `end`, is drawn
-    after the last one. `decode`: it is one token of a request that has drawn before."""
+    after the last one. `decode`: it is the token that a request has drawn last, and those that were forced after it."""
 
     request: Request
     begin: int
@@ -29,9 +29,15 @@ class Plan:
     chunks: dict[str, Chunk] = field(default_factory=dict)
     tokens: int = 0
     decodes: int = 0
+    partial: int = 0  # decodes that do not get as far as to draw
     scored: int = 0  # prompt tokens whose log-probabilities are asked for
     admitted: list[Request] = field(default_factory=list)
     inserted: list[Node] = field(default_factory=list)  # in the index since launch; their content comes with this step
+
+    @property
+    def plain(self) -> bool:
+        """Whether all that it does is to compute one token for each of its requests, and to draw the next."""
+        return self.tokens == self.decodes and not self.partial
 
     def add(self, request: Request, count: int, *, decode: bool) -> None:
         """Plans the request's next `count` tokens, and moves its counters on."""
@@ -46,6 +52,8 @@ class Plan:
         self.tokens += count
         if decode:
             self.decodes += 1
+            request.ahead = request.expected - end - 1
+            self.partial += not sample
         elif request.scoring:
             self.scored += count
 
@@ -59,6 +67,8 @@ class Plan:
         self.tokens -= chunk.count
         if chunk.decode:
             self.decodes -= 1
+            request.ahead = request.expected - request.computed - 1
+            self.partial -= not chunk.sample
         elif request.scoring:
             self.scored -= chunk.count
 

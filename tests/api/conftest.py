@@ -122,7 +122,7 @@ def launch(**settings: Any) -> Running:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.api.serve", json.dumps(body)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
