@@ -66,6 +66,7 @@ async def chat_completions(service: Service, exchange: Exchange) -> None:
     text, ready = service.need()
     service.need_model(body.model)
     asked = check(body, service.settings.limits, vocab=text.vocab_size, timeline=wants_timeline(exchange))
+    await service.grammars.admit(asked.form)
     tools = read_tools(body, service.settings.limits)
     writes = await service.answers.tools(text, tools)
     prompt = await chat_prompt(service, body, tools, ready.max_context, parse_special=asked.parse_special)
@@ -95,6 +96,7 @@ async def completions(service: Service, exchange: Exchange) -> None:
         raise InvalidInput(
             f"n times prompts is {len(prompts_given) * asked.n}; at most {limits.choices} are possible", param="n"
         )
+    await service.grammars.admit(asked.form)
     prompts = await completion_prompts(service, prompts_given, asked, ready.max_context)
     echo = await echoed(text, body, prompts_given, asked)
     service.need()
