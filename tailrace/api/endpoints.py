@@ -12,7 +12,7 @@ import tailrace
 from tailrace.api import schema
 from tailrace.api.answers import call_ids
 from tailrace.api.exchange import Exchange
-from tailrace.api.params import check, given
+from tailrace.api.params import check, given, unsupported
 from tailrace.api.prompts import (
     Conversation,
     chat_prompt,
@@ -66,11 +66,15 @@ async def chat_completions(service: Service, exchange: Exchange) -> None:
     text, ready = service.need()
     service.need_model(body.model)
     asked = check(body, service.settings.limits, vocab=text.vocab_size, timeline=wants_timeline(exchange))
-    await service.grammars.admit(asked.form)
     tools = read_tools(body, service.settings.limits)
+    if asked.form is not None and tools.offered is not None:
+        raise unsupported(
+            "tools", f'cannot be combined with {asked.form.param}: calls are not of that form; give tool_choice "none"'
+        )
+    await service.grammars.admit(asked.form)
     writes = await service.answers.tools(text, tools)
     prompt = await chat_prompt(service, body, tools, ready.max_context, parse_special=asked.parse_special)
-    reading = service.answers.reading(text, prompt, tools, writes)
+    reading = service.answers.reading(text, prompt, tools, writes) if asked.form is None else None
     service.need()
     plan = service.plan(asked, [prompt], ready.max_context, "chatcmpl", start=True, reading=reading)
     service.submit(plan, exchange, "chat")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from msgspec import Raw, UnsetType

@@ -11,7 +11,7 @@ import openai
 import pydantic
 import pytest
 
-from tests.api.conftest import Running
+from tests.api.conftest import Running, serving
 
 SCHEMA = {
     "type": "object",
@@ -162,3 +162,26 @@ def test_the_error_is_what_the_official_client_raises(quick: Running) -> None:
         quick.client().chat.completions.create(
             model="stand", messages=[{"role": "user", "content": "a"}], extra_body={"guided_regex": "["}
         )
+
+
+TOOLS = [{"type": "function", "function": {"name": "age"}}]
+
+
+def test_a_form_and_calls_of_tools_exclude_each_other(quick: Running) -> None:
+    error = ask(quick, response_format=strict(SCHEMA), tools=TOOLS)
+    assert error.status_code == 400
+    assert error.json()["error"]["param"] == "tools"
+    assert "response_format" in error.json()["error"]["message"]
+    said = '{"name": "Ann", "age": 41}'
+    answer = ask(quick, said, response_format=strict(SCHEMA), tools=TOOLS, tool_choice="none").json()["choices"][0]
+    assert answer["message"]["content"] == said
+
+
+def test_what_has_a_form_is_no_reasoning() -> None:
+    with serving(served_names=["stand"], reasoning_parser="think") as server:
+        asked = {"chat_template_kwargs": {"enable_thinking": True}}  # the prompt ends within reasoning
+        free = ask(server, "because it is so", **asked).json()["choices"][0]["message"]
+        assert free["reasoning_content"]
+        formed = ask(server, "hello", guided_choice=["yes", "no"], **asked).json()["choices"][0]["message"]
+        assert formed["content"] in ("yes", "no")
+        assert not formed.get("reasoning_content")
