@@ -80,6 +80,21 @@ def test_a_run_of_forced_tokens_is_computed_within_the_step_budget() -> None:
     assert max(tokens for _, tokens in run.backend.steps) <= 16
 
 
+@pytest.mark.parametrize("most_preempted", [0, 3])
+def test_forced_tokens_move_windows_on_and_have_pages_there(most_preempted: int) -> None:
+    config = EngineConfig(
+        kv_tokens=640, step_tokens=48, max_running=6, windows=(20, 100), max_preemptions=most_preempted
+    )
+    run = driver(config)
+    for name in range(6):
+        run.submit(f"r{name}", [1, 2, name], 200, grammar=grammar(f"? {LONG} ? {LONG} ? ? {LONG} ?"))
+    run.submit("free", [3, 4], 100)
+    run.run()
+    run.assert_alone()
+    run.assert_at_rest()
+    assert max(tokens // sequences for sequences, tokens in run.backend.steps) > 16  # pages at once
+
+
 def test_two_grammars_and_a_free_request_in_one_batch_get_what_they_get_alone() -> None:
     run = driver()
     run.submit("one", [1, 2], 20, grammar=grammar("? ? 5 6 ?"), temperature=0.8, seed=3)
