@@ -16,7 +16,7 @@ from tailrace.models import catalogue
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
     choices = ["kernels", "steps", "quality", "serve", "start", "shapes", "quota", "neighbour"]
-    choices += ["kv", "kvdisk", "kvvalkey", "kvquant"]
+    choices += ["kv", "kvdisk", "kvvalkey", "kvquant", "grammar"]
     p.add_argument("what", nargs="*", choices=choices, help="default: steps, quality, serve and start")
     p.add_argument("--model", default=catalogue.DEFAULT)
     p.add_argument("--threads", type=int, default=None)
@@ -51,6 +51,11 @@ def main() -> None:
 
         print("## Steps\n")
         steps.run(model, args.threads, args.kernels)
+    if "grammar" in chosen:
+        from bench import grammar
+
+        print("## Structured output\n")
+        grammar.run(model, args.threads)
     if "quality" in chosen:
         from bench import quality
 

@@ -7,7 +7,7 @@ becomes a wrong token; `expected_tokens` says what a request must get when it ru
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,12 +15,14 @@ import numpy as np
 from tailrace.backends import PAGE_SIZE, Batch, Inline, Pages, Result, Sampling
 from tailrace.backends.groups import first_page
 from tailrace.engine.config import EngineConfig
+from tailrace.engine.constrain import Grammars
 from tailrace.engine.core import EngineCore
 from tailrace.engine.protocol import Output, SamplingParams, Submit, TokenLogprob, Tokens
 from tailrace.engine.transfer import Transfers
 from tailrace.kv.prefix import Digest, PageChain, page_digest
 from tailrace.kv.tiers import PageKey, Tier, TierStats, key_at
-from tailrace.terms import Event, EventKind
+from tailrace.terms import Event, EventKind, InvalidInput
+from tailrace.text.grammar import Grammar, GrammarError
 
 if TYPE_CHECKING:
     from tailrace.engine.publisher import Publisher
@@ -58,6 +60,7 @@ def draw(
     position: int = 0,
     penalties: bytes = b"",
     bias: dict[int, float] | None = None,
+    allowed: Container[int] | None = None,
 ) -> int:
     """The next token after these int32 bytes: what the parameters say matters, and nothing else."""
     parts = [sequence]
@@ -69,10 +72,10 @@ def draw(
     if bias:
         parts.append(str(sorted(bias.items())).encode())
     for token, value in sorted(bias.items()):
-        if value > FORCE:
+        if value > FORCE and (allowed is None or token in allowed):
             return token
     token = mix(*parts) % vocab
-    while bias.get(token, 0.0) == -np.inf:
+    while bias.get(token, 0.0) == -np.inf or (allowed is not None and token not in allowed):
         token = (token + 1) % vocab
     return token
 
@@ -80,6 +83,65 @@ def draw(
 def score(sequence: bytes, token: int) -> float:
     """Log-probability of a token after a sequence."""
     return -(mix(sequence, str(token).encode()) % 1000) / 100.0
+
+
+class FakeMatcher:
+    """Follows a grammar of token ids: "5 9 ? ! 3" wants 5 and 9, then one of a third of the vocabulary, then fails when
+    it is asked what may follow."""
+
+    def __init__(self, text: str, vocab: int) -> None:
+        self.items = text.split()
+        self.vocab = vocab
+        self.words = -(-vocab // 32)
+        self.at = 0
+
+    @property
+    def ended(self) -> bool:
+        return self.at == len(self.items)
+
+    def allowed(self) -> set[int]:
+        """The tokens that may follow."""
+        item = self.items[self.at]
+        if item == "?":
+            return {token for token in range(self.vocab) if (token + self.at) % 3 == 0}
+        if item == "!":
+            raise GrammarError("too complex")
+        return {int(item)}
+
+    def take(self, token: int) -> None:
+        if self.ended or token not in self.allowed():
+            raise GrammarError(f"token {token} is not in the grammar")
+        self.at += 1
+
+    def forced(self) -> list[int]:
+        tokens = []
+        while not self.ended and self.items[self.at].isdigit():
+            tokens.append(int(self.items[self.at]))
+            self.at += 1
+        return tokens
+
+    def fill(self, bits: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> None:
+        for token in self.allowed():
+            bits[token // 32] |= np.uint32(1 << token % 32)
+
+
+class FakeCompiler:
+    """Compiles grammars of `FakeMatcher`; those that begin with "bad" are wrong, with "raise" harm the compiler."""
+
+    def __init__(self, vocab: int) -> None:
+        self.vocab = vocab
+        self.compiled: list[Grammar] = []
+
+    def known(self, grammar: Grammar) -> FakeMatcher | None:
+        return FakeMatcher(grammar.text, self.vocab) if grammar in self.compiled else None
+
+    def compile(self, grammar: Grammar) -> FakeMatcher:
+        if grammar.text.startswith("bad"):
+            raise InvalidInput("bad grammar")
+        if grammar.text.startswith("raise"):
+            raise OSError("the compiler fell over")
+        self.compiled.append(grammar)
+        return FakeMatcher(grammar.text, self.vocab)
 
 
 class FakeBackend(Inline):
@@ -267,8 +329,15 @@ class FakeBackend(Inline):
         self._require(len(dict(seen)) == b - a, "a token is seen twice")
         values = (sampling.repetition[row], sampling.presence[row], sampling.frequency[row])
         neutral = values == (1.0, 0.0, 0.0)
+        masks = sampling.masks
+        allowed = None
+        if masks is not None and masks.row[row] >= 0:
+            self._require(bool(masks.ready[0]), "the masks were not released")
+            bits = masks.bits[masks.row[row]]
+            allowed = {token for token in range(self.vocab) if bits[token // 32] >> token % 32 & 1}
         return draw(
             sequence,
+            allowed=allowed,
             vocab=self.vocab,
             temperature=float(sampling.temperature[row]),
             seed=int(sampling.seed[row]),
@@ -286,6 +355,7 @@ def expected_tokens(
     values = [np.float32(v) for v in (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)]
     neutral = values == [1.0, 0.0, 0.0]
     ends = set(params.stop_ids) | (set() if params.ignore_eos else set(eos_ids))
+    matcher = FakeMatcher(params.grammar.text, vocab) if params.grammar is not None else None
     while True:
         output = tokens[len(prompt) :]
         bias = {t: float(np.float32(v)) for t, v in params.logit_bias.items() if 0 <= t < vocab}
@@ -300,9 +370,12 @@ def expected_tokens(
             position=len(tokens),
             penalties=b"" if neutral else f"{[float(v) for v in values]} {seen}".encode(),
             bias=bias,
+            allowed=matcher.allowed() if matcher is not None else None,
         )
         tokens.append(token)
-        if token in ends or len(output) + 1 >= params.max_tokens:
+        if matcher is not None and token not in eos_ids:
+            matcher.take(token)
+        if token in ends or (matcher is not None and matcher.ended) or len(output) + 1 >= params.max_tokens:
             return tokens[len(prompt) :]
 
 
@@ -394,6 +467,7 @@ class Driver:
         )
         tiers = list(tier) if isinstance(tier, Sequence) else [tier] if tier is not None else []
         self.transfers = Transfers(tiers, self.backend, clock=self.clock, thread=False) if tiers else None
+        self.grammars = Grammars(lambda: FakeCompiler(vocab), clock=self.clock, thread=False)
         self.core = EngineCore(
             self.backend,
             config,
@@ -405,6 +479,7 @@ class Driver:
             digest=digest,
             publisher=publisher,
             transfers=self.transfers,
+            grammars=self.grammars,
         )
         self.core.settle()
         self.vocab = vocab
@@ -430,7 +505,7 @@ class Driver:
         if self._steps % self._check_every == 0:
             self.core.check_integrity()
         assert self.backend.violations == []
-        waits = self.core.scheduler.loads or self.core.scheduler.awaiting
+        waits = self.core.scheduler.loads or self.core.scheduler.awaiting or self.grammars.waiting
         assert self.core.running_step or self.core.idle or waits, "requests are held, nothing runs"
         for output in news.outputs if news else ():
             assert output.request not in self.last, "news of a request that has ended"
@@ -455,6 +530,8 @@ class Driver:
         """Lets the transfers' thread move so many pages, or all; False where it had nothing to do."""
         moved = 0
         while moved < pages and self.transfers is not None and self.transfers.work():
+            moved += 1
+        while self.grammars.work():
             moved += 1
         return moved > 0
 

@@ -12,7 +12,7 @@ import tailrace
 from tailrace.api import schema
 from tailrace.api.answers import call_ids
 from tailrace.api.exchange import Exchange
-from tailrace.api.params import check, given
+from tailrace.api.params import check, given, unsupported
 from tailrace.api.prompts import (
     Conversation,
     chat_prompt,
@@ -67,9 +67,14 @@ async def chat_completions(service: Service, exchange: Exchange) -> None:
     service.need_model(body.model)
     asked = check(body, service.settings.limits, vocab=text.vocab_size, timeline=wants_timeline(exchange))
     tools = read_tools(body, service.settings.limits)
+    if asked.form is not None and tools.offered is not None:
+        raise unsupported(
+            "tools", f'cannot be combined with {asked.form.param}: calls are not of that form; give tool_choice "none"'
+        )
+    await service.grammars.admit(asked.form)
     writes = await service.answers.tools(text, tools)
     prompt = await chat_prompt(service, body, tools, ready.max_context, parse_special=asked.parse_special)
-    reading = service.answers.reading(text, prompt, tools, writes)
+    reading = service.answers.reading(text, prompt, tools, writes) if asked.form is None else None
     service.need()
     plan = service.plan(asked, [prompt], ready.max_context, "chatcmpl", start=True, reading=reading)
     service.submit(plan, exchange, "chat")
@@ -95,6 +100,7 @@ async def completions(service: Service, exchange: Exchange) -> None:
         raise InvalidInput(
             f"n times prompts is {len(prompts_given) * asked.n}; at most {limits.choices} are possible", param="n"
         )
+    await service.grammars.admit(asked.form)
     prompts = await completion_prompts(service, prompts_given, asked, ready.max_context)
     echo = await echoed(text, body, prompts_given, asked)
     service.need()

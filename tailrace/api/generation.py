@@ -261,6 +261,8 @@ REFUSALS: dict[str, tuple[int, str, str]] = {
     "context_length_exceeded": (400, "invalid_request_error", "context_length_exceeded"),
     "invalid_prompt": (400, "invalid_request_error", "invalid_prompt"),
     "invalid_value": (400, "invalid_request_error", "invalid_value"),
+    "invalid_grammar": (400, "invalid_request_error", "invalid_grammar"),
+    "grammar_failed": (400, "invalid_request_error", "grammar_failed"),
 }
 """Status, type and code of the errors that `EngineCore` names; any other is a 500."""
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from msgspec import Raw, UnsetType
 
+from tailrace.api.grammars import Wanted, wanted
 from tailrace.api.schema import Chat, Common, Completion, raw
 from tailrace.api.settings import Limits
 from tailrace.engine.protocol import SamplingParams
@@ -40,6 +40,7 @@ class Asked:
     priority: int
     user: str | None
     metadata: dict[str, str] | None
+    form: Wanted | None  # what the output must match; not looked at yet
 
 
 def unsupported(param: str, why: str = "is not supported") -> InvalidInput:
@@ -68,17 +69,13 @@ def given(value: Raw | UnsetType) -> Raw | None:
 
 def refuse_unserved(body: Common) -> None:
     """Refuses by name every parameter that is not served, unless its value says what happens anyway."""
-    names = ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"]
-    names += ["prompt_cache_key", "prompt_cache_retention", "safety_identifier", "cache_salt"]
+    names = ["prompt_cache_key", "prompt_cache_retention", "safety_identifier", "cache_salt"]
     if isinstance(body, Chat):
         names += ["audio", "prediction", "verbosity", "web_search_options", "chat_template"]
         _refuse_unserved_chat(body)
     for name in names:
         if given(getattr(body, name)) is not None:
             raise unsupported(name)
-    form = given(body.response_format)
-    if form is not None and raw(form, dict[str, Any], "response_format", max_bytes=1 << 20) != {"type": "text"}:
-        raise unsupported("response_format", 'can only be {"type": "text"}')
     if body.use_beam_search:
         raise unsupported("use_beam_search")
     if body.length_penalty not in (None, 1.0):
@@ -226,8 +223,10 @@ def check(body: Common, limits: Limits, *, vocab: int, timeline: bool = False) -
     logprobs = _logprobs(body, limits)
     extras = body.tailrace
     options = body.stream_options
+    form = wanted(body, limits)
+    params = _sampling(body, limits, vocab, max_tokens, logprobs, logprobs if echo else -1)
     return Asked(
-        params=_sampling(body, limits, vocab, max_tokens, logprobs, logprobs if echo else -1),
+        params=params if form is None else msgspec.structs.replace(params, grammar=form.grammar),
         max_tokens=max_tokens,
         n=n,
         stream=bool(body.stream),
@@ -241,6 +240,7 @@ def check(body: Common, limits: Limits, *, vocab: int, timeline: bool = False) -
         priority=body.priority or 0,
         user=body.user,
         metadata=body.metadata,
+        form=form,
     )
 
 

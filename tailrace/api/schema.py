@@ -101,13 +101,13 @@ class Common(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     metadata: dict[str, str] | None = None
     priority: int | None = None
     tailrace: Extras | None = None
-    # Known elsewhere, not served: refused by name unless they say what happens anyway
     response_format: Raw | UnsetType = UNSET
     guided_json: Raw | UnsetType = UNSET
     guided_regex: Raw | UnsetType = UNSET
     guided_choice: Raw | UnsetType = UNSET
     guided_grammar: Raw | UnsetType = UNSET
     structured_outputs: Raw | UnsetType = UNSET
+    # Known elsewhere, not served: refused by name unless they say what happens anyway
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     service_tier: str | None = None

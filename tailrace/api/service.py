@@ -19,6 +19,7 @@ from tailrace.api.answers import Answers, Reading
 from tailrace.api.errors import HttpError, unavailable
 from tailrace.api.exchange import EVENT_STREAM, BodyBudget, Exchange
 from tailrace.api.generation import Choice, Delta, Generation
+from tailrace.api.grammars import GrammarDesk
 from tailrace.api.metrics import Metrics
 from tailrace.api.params import Asked, choice_seed, fit
 from tailrace.api.settings import Settings
@@ -74,6 +75,7 @@ class Service:
         if self.settings.log_requests:
             self.log_level = "prompts" if self.settings.log_prompts else "requests"
         self.recent: deque[tuple[frozenset[str], str]] = deque(maxlen=RECENT if self.guard.administered else 0)
+        self.grammars = GrammarDesk()
         self._facts: dict[str, Mapping[str, Any]] = {}
         self._table: TokenBytes | None = None
         self._unfolded: list[Sequence[Event]] = []

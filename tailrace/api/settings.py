@@ -45,6 +45,10 @@ class Limits:
     """Longest JSON of all its tools."""
     tools_depth: int = 32
     """Most levels of nesting of a tool."""
+    grammar_bytes: int = 256 << 10
+    """Longest JSON schema, regular expression or grammar."""
+    grammar_choices: int = 4096
+    """Most texts to choose from."""
     in_flight: int = 2048
     """Most engine requests (choices) held at once, whatever their state; more get 429."""
     bodies_bytes: int = 128 << 20

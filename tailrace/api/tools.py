@@ -59,9 +59,9 @@ def _choice(body: Chat) -> str:
 
 
 def needs_grammar(param: str, what: str) -> InvalidInput:
-    """The refusal of what holds only where the model's output is constrained. All that waits for constrained output
-    comes through here."""
-    return unsupported(param, f"{what}: output is not constrained on this server")
+    """The refusal of what holds only where the grammar of the calls constrains the model's output. All that waits for
+    that comes through here."""
+    return unsupported(param, f"{what}: calls of tools are not constrained so far")
 
 
 def offered(value: Raw | UnsetType, limits: Limits) -> list[dict[str, Any]] | None:

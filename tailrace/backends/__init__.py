@@ -155,6 +155,16 @@ class Forward(Protocol):
 
 
 @dataclass
+class Masks:
+    """Which tokens some rows may draw. Bit t % 32 of word t // 32 is token t's; its line of `bits` is known only once
+    `Backend.release` has been called, which must be after `launch` or before, but before `wait`."""
+
+    row: NDArray[np.int32]  # [wanted] each row's line of `bits`, or -1
+    bits: NDArray[np.uint32]  # [lines, ceil(vocab / 32)]
+    ready: NDArray[np.int32]  # [1] 0 until the bits may be read
+
+
+@dataclass
 class Sampling:
     """How to turn each wanted row's logits into a token; arrays have one entry a wanted row.
 
@@ -179,6 +189,7 @@ class Sampling:
     bias_start: NDArray[np.int32]  # [wanted + 1]
     bias_token: NDArray[np.int32]
     bias_value: NDArray[np.float32]  # -inf bans
+    masks: Masks | None = None
 
 
 @dataclass
@@ -275,6 +286,10 @@ class Backend(Protocol):
         """Puts chaining on hold, or no longer. Any thread may call it, at any time."""
         ...
 
+    def release(self, masks: Masks) -> None:
+        """The bits are what they should be. A step that runs waits for it before it samples the rows that have some."""
+        ...
+
     @property
     def chained(self) -> bool:
         """Whether the step that `wait` has just returned is followed by the chained one, which runs."""
@@ -312,6 +327,10 @@ class Inline:
     def hold(self, on: bool) -> None:
         """Puts chaining on hold, or no longer."""
         self._held = on
+
+    def release(self, masks: Masks) -> None:
+        """Nobody has waited."""
+        masks.ready[0] = 1
 
     def wait(self) -> Result:
         """Runs the launched step."""

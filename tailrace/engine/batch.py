@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace.backends import PAGE_SIZE, Batch, Ends, Sampling
+from tailrace.backends import PAGE_SIZE, Batch, Ends, Masks, Sampling
 from tailrace.engine.plan import Chunk, Plan
 from tailrace.engine.request import Request
 from tailrace.engine.steady import Steady
@@ -93,6 +93,7 @@ class BatchBuilder:
         self._filled = [0] * max_running  # pages of each row copied so far
         self._static: dict[str, NDArray[Any]] = {name: np.zeros(max_running, kind) for name, kind in STATIC}
         self._special = [False] * max_running  # rows with a bias, a ban or penalties
+        self._constrained: set[int] = set()  # rows that have a grammar
         self._biases: dict[str, tuple[list[int], list[float]]] = {}
         self._seen: dict[str, Seen] = {}
         self._rows: list[int] | None = None  # slots of the last batch's wanted rows, and what was gathered for them
@@ -111,6 +112,10 @@ class BatchBuilder:
         self._special[slot] = bool(params.logit_bias) or params.min_tokens > 0 or penalised(request)
         self._rows = None
         self._steady = None
+        if request.constraint is not None:
+            self._constrained.add(slot)
+        else:
+            self._constrained.discard(slot)
         if params.logit_bias and request.id not in self._biases:
             named = {token: bias for token, bias in params.logit_bias.items() if 0 <= token < self._vocab_size}
             self._biases[request.id] = (list(named), list(named.values()))
@@ -125,7 +130,7 @@ class BatchBuilder:
         chunks = list(plan.chunks.values())
         requests = [chunk.request for chunk in chunks]
         slots = [request.slot for request in requests]
-        plain = plan.tokens == plan.decodes
+        plain = plan.plain
         steady, self._steady = self._steady, None
         if steady is not None and plain and slots == steady.slots and steady.advance(chunks) is not None:
             self._steady = steady
@@ -152,7 +157,7 @@ class BatchBuilder:
         be drawn for that. None where the next step is not one more token for the same requests, or a request may end in
         other ways. `follow` says that it has been launched."""
         steady = self._steady
-        if steady is None or steady.ends is None or plan.tokens != plan.decodes:
+        if steady is None or steady.ends is None or not plan.plain:
             return None
         chunks = list(plan.chunks.values())
         if [chunk.request.slot for chunk in chunks] != steady.slots:
@@ -166,8 +171,8 @@ class BatchBuilder:
         self._steady.turn()
 
     def _ends(self, requests: list[Request]) -> Ends | None:
-        """None where a request has stop strings."""
-        if any(request.params.stop for request in requests):
+        """None where a request has stop strings or a grammar."""
+        if any(request.params.stop or request.constraint is not None for request in requests):
             return None
         ends = [[*r.params.stop_ids, *(() if r.params.ignore_eos else self._eos_ids)] for r in requests]
         start = np.cumsum([0, *map(len, ends)], dtype=np.int32)
@@ -182,7 +187,7 @@ class BatchBuilder:
 
     def _flat(self, chunks: list[Chunk], plan: Plan, starts: Int32) -> tuple[Int32, Int32, list[int] | None]:
         """Token ids, wanted rows, and the tokens forced on them (None: none is)."""
-        if plan.tokens == plan.decodes:
+        if plan.plain:
             return np.array([c.request.tokens[c.begin] for c in chunks], np.int32), self._counting[: len(chunks)], None
         flat = array("i")
         for chunk in chunks:
@@ -267,7 +272,22 @@ class BatchBuilder:
             bias_start=bias[2],
             bias_token=bias[0],
             bias_value=bias[1],
+            masks=self._masks(owners, rows, values) if self._constrained else None,
         )
+
+    def _masks(self, owners: list[Chunk], slots: list[int], forced: Int32) -> Masks | None:
+        """Room for the masks of the rows that have a grammar, in order; None where none has."""
+        if self._constrained.isdisjoint(slots):
+            return None
+        row = np.full(len(owners), -1, np.int32)
+        lines = words = 0
+        for at, chunk in enumerate(owners):
+            constraint = chunk.request.constraint
+            if constraint is not None and forced[at] < 0:
+                row[at] = lines
+                lines += 1
+                words = constraint.words
+        return Masks(row, np.zeros((lines, words), np.uint32), np.zeros(1, np.int32)) if lines else None
 
     def _scored_rows(self, chunks: list[Chunk]) -> tuple[list[Chunk], list[int], list[int]]:
         """Each wanted row's chunk, position and log-probabilities, where some rows score prompt tokens."""

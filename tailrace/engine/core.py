@@ -12,13 +12,14 @@ the backend from it: a token that ends a request, or news (`interrupt`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tailrace.backends import PAGE_SIZE, Backend, Result
+from tailrace.backends import PAGE_SIZE, Backend, Masks, Result
 from tailrace.engine.batch import BatchBuilder, scored_rows, scores
 from tailrace.engine.config import EngineConfig
+from tailrace.engine.constrain import Grammars
 from tailrace.engine.plan import Chunk, Plan
 from tailrace.engine.protocol import (
     FinishReason,
@@ -36,19 +37,20 @@ from tailrace.engine.transfer import Offered, Transfers
 from tailrace.engine.watch import StopWatch
 from tailrace.kv.prefix import Digest, Node, page_digest
 from tailrace.kv.tiers import key_of
-from tailrace.terms import Event, EventKind
+from tailrace.terms import Event, EventKind, TailraceError
 
 if TYPE_CHECKING:
     from tailrace.engine.publisher import Publisher
     from tailrace.text.tokens import TokenBytes
 
+ALL_BITS = 0xFFFFFFFF
 RATED_TOKENS = 64
 """Prompt tokens of a step from which on it tells how quick computing prompts is."""
 
 
 @dataclass(slots=True)
 class Drawn:
-    """One request's token of an ended step, from `row` of its result."""
+    """One request's token of an ended step, from `row` of its result, and those that its grammar forced after it."""
 
     request: Request
     chunk: Chunk
@@ -56,6 +58,7 @@ class Drawn:
     token: int
     finish: FinishReason | None
     stop: str | int | None
+    forced: Sequence[int] = ()
 
 
 class Flight:
@@ -86,7 +89,8 @@ class EngineCore:
 
     Requests that cannot be taken are answered with an `Output` of finish "error", whose `error` begins with a code and
     a colon: `overloaded`, `draining`, `context_length_exceeded`, `invalid_prompt`, `invalid_value`,
-    `duplicate_request`; a request whose step failed: `step_failed`.
+    `duplicate_request`; a request whose step failed: `step_failed`; one whose grammar is wrong, or cannot be followed:
+    `invalid_grammar`, `grammar_failed`.
     """
 
     def __init__(
@@ -102,6 +106,7 @@ class EngineCore:
         digest: Digest = page_digest,
         publisher: Publisher | None = None,
         transfers: Transfers | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.config = config
         self.scheduler = Scheduler(config, identity=identity, digest=digest)
@@ -132,9 +137,13 @@ class EngineCore:
         self._publisher = publisher
         self._transfers = transfers if config.prefix_cache else None
         self._storing = False  # pages are stored once start-up is over
-        self._blocked = False  # nothing can be computed until a load ends, or a tier has said what it has
+        self._blocked = False  # nothing can be computed until a load ends, a tier answers, or a grammar is compiled
+        self._grammars = grammars
+        self._astray: list[tuple[Request, Exception]] = []  # what they may draw next could not be told
+        if grammars is not None:
+            grammars.notify = self._woken
         if self._transfers is not None:
-            self._transfers.notify = self._load_ended
+            self._transfers.notify = self._woken
             self.scheduler.offer = self._offer
 
     # --- what it holds
@@ -148,6 +157,7 @@ class EngineCore:
             or self._outputs
             or self._events
             or (self._transfers is not None and self._transfers.has_finished)
+            or (self._grammars is not None and self._grammars.has_finished)
         )
 
     @property
@@ -159,6 +169,11 @@ class EngineCore:
     def running_step(self) -> bool:
         """Whether a step runs."""
         return self._flight is not None
+
+    @property
+    def _compiling(self) -> bool:
+        """Whether a request waits for its grammar."""
+        return self._grammars is not None and self._grammars.waiting
 
     @property
     def gauges(self) -> Gauges:
@@ -255,6 +270,8 @@ class EngineCore:
             self._publisher.close()
         if self._transfers is not None:
             self._transfers.close()
+        if self._grammars is not None:
+            self._grammars.close()
 
     # --- messages
 
@@ -271,6 +288,12 @@ class EngineCore:
         if request.params.stop and self._token_bytes is not None:
             self._watches[taken.id] = StopWatch(self._token_bytes, request.params)
         self._events.append(Event(taken.id, EventKind.QUEUED, now))
+        if request.params.grammar is not None and self._grammars is not None:
+            try:
+                self._grammars.begin(taken)
+            except TailraceError as error:
+                self._end(taken, "error", f"grammar_failed: {error}")
+                return
         self._stale = True
         self._blocked = False
 
@@ -298,6 +321,8 @@ class EngineCore:
             return f"invalid_prompt: token ids must lie in 0 .. {self._vocab_size - 1}"
         if params.stop and self._token_bytes is None:
             return "invalid_value: stop strings need the tokenizer's bytes, which this engine was not given"
+        if params.grammar is not None and self._grammars is None:
+            return "invalid_value: this engine was not given what it takes to follow a grammar"
         if self.draining:
             return "draining: the server is shutting down"
         if len(self.scheduler.waiting) >= self.config.max_waiting:
@@ -370,6 +395,12 @@ class EngineCore:
             intake()
         if self._transfers is not None and (self.scheduler.loads or self._transfers.has_finished):
             self._take_back(self._transfers, now)
+        if self._grammars is not None and (self._grammars.waiting or self._grammars.has_finished):
+            for request, error in self._grammars.finished():
+                self._stale = True
+                self._blocked = False
+                if error:
+                    self._end(request, "error", error)
         for request in self.scheduler.overdue(now):
             self._end(request, "timeout")
 
@@ -395,6 +426,11 @@ class EngineCore:
             if request.state is State.FINISHED:
                 continue
             token = tokens[row]
+            if request.constraint is not None:
+                constrained = self._constrained(request, chunk, row, token)
+                if constrained is not None:
+                    drawn.append(constrained)
+                continue
             request.tokens.append(token)
             finish, stop = None, None
             params = request.params
@@ -404,6 +440,37 @@ class EngineCore:
                     self._release(request, finish)
             drawn.append(Drawn(request, chunk, row, token, finish, stop))
         return drawn
+
+    def _constrained(self, request: Request, chunk: Chunk, row: int, token: int) -> Drawn | None:
+        """Gives a request its token and those that its grammar forces after it, and ends it where the text is complete.
+        None where it cannot go on, which ends it too."""
+        constraint = request.constraint
+        assert constraint is not None
+        following: list[int] = []
+        if token not in self._eos:
+            try:
+                if token < 0:
+                    raise TailraceError("no token is left that could be drawn")
+                following = constraint.take(token)
+            except TailraceError as error:
+                self._end(request, "error", f"grammar_failed: {error}")
+                return None
+        given: list[int] = []
+        finish, stop = None, None
+        for at, one in enumerate([token, *following]):
+            given.append(one)
+            request.tokens.append(one)
+            finish, stop = self._check(request, one)
+            if at == len(following) and constraint.ended and finish in (None, "length"):
+                finish = "stop"
+            if finish is not None:
+                break
+        if finish is not None:
+            self._release(request, finish)
+        elif len(given) > 1:
+            self.scheduler.extend(request, len(given) - 1, self._next)
+            self._stale = True
+        return Drawn(request, chunk, row, token, finish, stop, given[1:])
 
     def _check(self, request: Request, token: int) -> tuple[FinishReason | None, str | int | None]:
         """Whether a request ends with this token, and the stop string or id that ended it."""
@@ -452,16 +519,37 @@ class EngineCore:
             self._rescue_spilled(self._transfers)
             events += self._begin_loads(self._transfers, now)
             self._transfers.busy(bool(plan.chunks))
-        self._blocked = not plan.chunks and (bool(scheduler.loads) or scheduler.awaiting)
+        self._blocked = not plan.chunks and (bool(scheduler.loads) or scheduler.awaiting or self._compiling)
         if not plan.chunks:
             return events
         scheduler.launch(plan)
         self._flight = Flight(plan, now if since is None else since, scheduler.stalled(plan))
         try:
-            self._backend.launch(self._builder.build(plan))
+            batch = self._builder.build(plan)
+            self._backend.launch(batch)
         except Exception as error:  # noqa: BLE001 - whatever a backend raises fails its step, and only that
             self._refused = error
+        else:
+            if batch.sampling.masks is not None:
+                self._mask(self._flight, batch.sampling.masks)
         return events
+
+    def _mask(self, flight: Flight, masks: Masks) -> None:
+        """Says which tokens the requests with a grammar may draw, beside the step that runs already. Whatever happens,
+        the step gets to know: it would wait for ever."""
+        try:
+            for chunk, row in flight.sampled:
+                constraint = chunk.request.constraint
+                if constraint is None:
+                    continue
+                bits = masks.bits[masks.row[row]]
+                try:
+                    constraint.fill(bits)
+                except Exception as error:  # noqa: BLE001 - whatever it was, it is this request's alone
+                    bits[:] = ALL_BITS
+                    self._astray.append((chunk.request, error))
+        finally:
+            self._backend.release(masks)
 
     def _wait(self) -> Result | Exception:
         """The running step's result, or what it raised."""
@@ -485,6 +573,8 @@ class EngineCore:
         self.scheduler.finish(request, self._next)
         del self._held[request.id]
         self._watches.pop(request.id, None)
+        if self._grammars is not None:
+            self._grammars.forget(request)
         self._builder.forget(request)
         plan = self._next
         if plan is not None:
@@ -536,8 +626,8 @@ class EngineCore:
         )
         return [event]
 
-    def _load_ended(self) -> None:
-        """On another thread: a load has ended, or a tier has said what it has."""
+    def _woken(self) -> None:
+        """A load has ended, a tier has said what it has, or a grammar is compiled; on the thread that did it."""
         self._backend.hold(True)
         self.wake()
 
@@ -645,7 +735,7 @@ class EngineCore:
                 events.append(Event(request.id, EventKind.STALLED, at, begin, cause=cause))
         for item in drawn:
             request, finish = item.request, item.finish
-            events.append(Event(request.id, token_event, at, begin, 1))
+            events.append(Event(request.id, token_event, at, begin, 1 + len(item.forced)))
             if finish is not None:
                 events.append(Event(request.id, EventKind.FINISHED, at, cause=finish))
             self._outputs.append(self._output(item, result))
@@ -654,10 +744,10 @@ class EngineCore:
         request, params = item.request, item.request.params
         first = item.chunk.end == request.prompt_len
         if not first and item.finish is None and params.logprobs < 0:
-            return Output(request.id, [item.token])
+            return Output(request.id, [item.token, *item.forced])
         return Output(
             request.id,
-            [item.token],
+            [item.token, *item.forced],
             [logprob(result, item.row, item.token, params.logprobs)] if params.logprobs >= 0 else [],
             item.finish,
             item.stop,
@@ -676,6 +766,10 @@ class EngineCore:
             request.scoring = False
 
     def _news(self) -> Tokens | None:
+        for request, error in self._astray:
+            if request.state is not State.FINISHED:
+                self._end(request, "error", f"grammar_failed: {error}")
+        self._astray.clear()
         if self._publisher is not None:
             self._publisher.flush()
         if not self._outputs and not self._events and self._flight is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from tailrace.engine.transfer import Transfers
     from tailrace.kv.tiers import Tier
     from tailrace.models.decoder import Model, ModelConfig
+    from tailrace.text.grammar import Compiler as GrammarCompiler
+    from tailrace.text.tokens import TokenBytes
 
 _log = logging.getLogger("tailrace")
 
@@ -215,6 +218,18 @@ def open_publisher(spec: EngineSpec) -> Publisher | None:
     return Publisher(spec.kv_events, spec.kv_events_replay, keys)
 
 
+def open_compiler(spec: EngineSpec, table: TokenBytes, vocab: int) -> GrammarCompiler:
+    """What compiles grammars over the model's vocabulary; loads its tokenizer, which nothing else here needs. Raises
+    ModelError."""
+    from tailrace.engine.assets import open_text
+    from tailrace.text.grammar import Compiler
+    from tailrace.text.tokenizer import load_text
+
+    assets, rows, _, _ = open_text(Path(spec.model), cache_root(spec))
+    text = load_text(assets, vocab=rows, token_bytes=table)
+    return Compiler(table, vocab=vocab, eos_ids=text.eos_ids, encode=text.encode_inside)
+
+
 def load(spec: EngineSpec) -> Loaded:
     """The built-in loader. Raises ModelError where the model cannot be served as asked."""
     phases: dict[str, float] = {}
@@ -228,6 +243,7 @@ def load(spec: EngineSpec) -> Loaded:
 
     from tailrace.engine.assets import open_model
     from tailrace.engine.config import EngineConfig
+    from tailrace.engine.constrain import Grammars
     from tailrace.engine.core import EngineCore
     from tailrace.models.load import load_model, model_config
 
@@ -274,6 +290,7 @@ def load(spec: EngineSpec) -> Loaded:
         identity=identity(spec, backend, context, model.variant),
         publisher=publisher,
         transfers=open_transfers(spec, backend),
+        grammars=Grammars(partial(open_compiler, spec, opened.table, vocab)),
     )
     lap("core")
     return Loaded(

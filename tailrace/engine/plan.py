@@ -12,7 +12,7 @@ from tailrace.kv.windows import Side
 @dataclass(slots=True)
 class Chunk:
     """`count` tokens of one request, at positions begin .. end-1. `sample`: the next token, at position `end`, is drawn
-    after the last one. `decode`: it is one token of a request that has drawn before."""
+    after the last one. `decode`: it is the token that a request has drawn last, and those that were forced after it."""
 
     request: Request
     begin: int
@@ -30,10 +30,16 @@ class Plan:
     chunks: dict[str, Chunk] = field(default_factory=dict)
     tokens: int = 0
     decodes: int = 0
+    partial: int = 0  # decodes that do not get as far as to draw
     scored: int = 0  # prompt tokens whose log-probabilities are asked for
     admitted: list[Request] = field(default_factory=list)
     inserted: list[Node] = field(default_factory=list)  # in the index since launch; their content comes with this step
     sides: list[Side] = field(default_factory=list)  # likewise, of sliding groups
+
+    @property
+    def plain(self) -> bool:
+        """Whether all that it does is to compute one token for each of its requests, and to draw the next."""
+        return self.tokens == self.decodes and not self.partial
 
     def add(self, request: Request, count: int, *, decode: bool) -> None:
         """Plans the request's next `count` tokens, and moves its counters on."""
@@ -48,6 +54,8 @@ class Plan:
         self.tokens += count
         if decode:
             self.decodes += 1
+            request.ahead = request.expected - end - 1
+            self.partial += not sample
         elif request.scoring:
             self.scored += count
 
@@ -61,6 +69,8 @@ class Plan:
         self.tokens -= chunk.count
         if chunk.decode:
             self.decodes -= 1
+            request.ahead = request.expected - request.computed - 1
+            self.partial -= not chunk.sample
         elif request.scoring:
             self.scored -= chunk.count
 

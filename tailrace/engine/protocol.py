@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from tailrace.terms import Event
+from tailrace.text.grammar import Grammar
 
 FinishReason = Literal["stop", "length", "abort", "error", "timeout"]
 
@@ -17,8 +18,8 @@ FinishReason = Literal["stop", "length", "abort", "error", "timeout"]
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a request's tokens are chosen. Every value has been checked by `api`; `engine` trusts it.
 
-    Order of application: repetition, presence and frequency penalties; logit bias; temperature; then the
-    filters min-p, top-k, top-p; then a Gumbel-max draw whose noise depends on (seed, position, token) alone.
+    Order of application: the grammar's mask; repetition, presence and frequency penalties; logit bias; temperature;
+    then the filters min-p, top-k, top-p; then a Gumbel-max draw whose noise depends on (seed, position, token) alone.
     """
 
     max_tokens: int
@@ -40,6 +41,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     shown: tuple[int, ...] = ()  # control tokens that are part of the text: tags of tool calls and reasoning
     logprobs: int = -1  # -1: none; 0: of the chosen token; n: of the n likeliest too
     prompt_logprobs: int = -1  # the same for the prompt's tokens (completions' echo)
+    grammar: Grammar | None = None  # what the text must match; it ends (finish "stop") when nothing can follow
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):

@@ -13,6 +13,7 @@ from tailrace.engine.protocol import FinishReason, Submit, TokenLogprob
 from tailrace.kv.prefix import Node, PageChain
 
 if TYPE_CHECKING:
+    from tailrace.engine.constrain import Constraint
     from tailrace.engine.transfer import Load, Lookup, Offered
     from tailrace.kv.windows import Side
 
@@ -95,12 +96,15 @@ class Request:
     """
 
     __slots__ = (
+        "ahead",
         "arrived",
         "blocked_on",
         "cached",
         "cause",
         "chain",
+        "compiling",
         "computed",
+        "constraint",
         "deadline",
         "expected",
         "finish",
@@ -150,6 +154,9 @@ class Request:
         self.limit = self.prompt_len + submit.params.max_tokens  # most tokens it can ever have
         self.computed = 0
         self.expected = self.prompt_len
+        self.ahead = 0  # tokens of those to be computed that the grammar has forced after the last one drawn
+        self.compiling = False  # its grammar is: it is not admitted before that
+        self.constraint: Constraint | None = None
         self.chain = chain  # None: neither takes from the prefix index nor gives to it
         self.pages: list[int] = []  # its block table
         self.tables: list[WindowTable] = []  # and those of the sliding groups of layers
@@ -183,8 +190,8 @@ class Request:
 
     @property
     def decoding(self) -> bool:
-        """It needs one token computed to draw the next one, and has drawn before."""
-        return self.expected > self.prompt_len and self.expected - self.computed == 1
+        """It needs one token computed to draw the next one, besides those that were forced, and has drawn before."""
+        return self.expected > self.prompt_len and self.expected - self.computed == 1 + self.ahead
 
     @property
     def generated(self) -> int:

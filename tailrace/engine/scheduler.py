@@ -2,7 +2,8 @@
 
 The policy, in the order in which a step's `step_tokens` are given out:
 
-1. **Decodes**: every running request that needs one token gets it. Only where prompts wait and decodes alone would fill
+1. **Decodes**: every running request that needs one token gets it, with the tokens that its grammar has forced after
+   it, as far as the step has room. Only where prompts wait and decodes alone would fill
    more than `decode_share` of the step do they take turns, least recently served first.
 2. **Admission** of waiting requests, in the order (priority raised by age, preempted first, tenants' fair order,
    arrival). A request that does not fit is passed over; see `_admit` for how it still gets its turn. All pages of the
@@ -56,6 +57,8 @@ from tailrace.kv.windows import Side, WindowIndex
 
 LOOK_UP_PAGES = 4096
 """Pages that one plan looks up in the prefix index for waiting requests, before it leaves the rest to the next plan."""
+MOST_FORCED = 64
+"""Most tokens of a request that one step computes beside the one that was drawn, where a grammar has forced them."""
 LONGEST_RETRY = 16
 """Most steps for which a request that did not fit is not looked at again."""
 
@@ -214,7 +217,7 @@ class Scheduler:
         decodes = [
             r  # r.decoding and r.todo, spelled out since it is asked of every request in every step
             for r in self.running
-            if r.expected - r.computed == 1 and r.prompt_len < r.expected < r.limit and r.id not in planned
+            if r.expected - r.computed == 1 + r.ahead and r.prompt_len < r.expected < r.limit and r.id not in planned
         ]
         step = most = self.config.step_tokens
         if len(decodes) + plan.decodes > self.config.decode_share * step:
@@ -224,15 +227,33 @@ class Scheduler:
                 for request in decodes:
                     request.cause = "budget"
                 decodes.sort(key=lambda r: r.turn)
+        behind = len(decodes)
         for request in decodes:
-            if plan.decodes >= most:
+            if plan.decodes >= most or plan.tokens >= step:
                 break
-            if (
-                request.state is State.RUNNING
-                and (request.computed < len(request.pages) * PAGE_SIZE or self._grow(request, plan))
-                and (not sliding or self._slide(request, 1, plan))
-            ):
-                plan.add(request, 1, decode=True)
+            behind -= 1
+            if request.state is not State.RUNNING:
+                continue
+            count = 1
+            if request.ahead:
+                count = self._forced(request, step - plan.tokens - min(behind, most - plan.decodes - 1), plan)
+            elif request.computed >= len(request.pages) * PAGE_SIZE:
+                count = int(self._grow(request, plan))
+            if sliding:
+                count = self._covered(request, count, plan)
+            if count > 0:
+                plan.add(request, count, decode=True)
+
+    def _forced(self, request: Request, room: int, plan: Plan) -> int:
+        """How many tokens a request computes in this step whose next ones are forced: as many as there is room for."""
+        count = max(1, min(1 + request.ahead, MOST_FORCED, room))
+        return self._hold(request, count, plan)
+
+    def _hold(self, request: Request, count: int, plan: Plan) -> int:
+        """Gets the pages of its next `count` tokens, as far as they can be had. Returns how many tokens they hold."""
+        while len(request.pages) * PAGE_SIZE < request.computed + count and self._grow(request, plan):
+            pass
+        return min(count, len(request.pages) * PAGE_SIZE - request.computed)
 
     def _grow(self, request: Request, plan: Plan) -> bool:
         """One more page for a decode, by preempting juniors if need be. False: it stalls."""
@@ -267,7 +288,9 @@ class Scheduler:
     def _slide(self, request: Request, count: int, plan: Plan) -> bool:
         """Moves a request's windows on to its next token, lets go what no later one sees, and sees to it that there are
         pages for `count` more, by preempting juniors if need be. False: it stalls."""
-        begin, span = request.computed, 1 if request.decoding else self.config.step_tokens
+        begin, span = request.computed, self.config.step_tokens
+        if request.decoding:
+            span = 1 if request.constraint is None else min(MOST_FORCED, span)
         known = request.limit - 1 if request.protected else request.expected
         for window, table, size in zip(self.windows, request.tables, self.config.windows, strict=True):
             first = first_page(size, begin)
@@ -329,15 +352,29 @@ class Scheduler:
             if request.state is not State.RUNNING:
                 continue  # preempted for one before it
             grant(request, room)
-            if self.windows:
-                grants[request.id] = self._covered(request, grants[request.id], plan)
-            if grants[request.id] > 0:
-                plan.add(request, grants[request.id], decode=False)
-            else:
+            count = grants[request.id]
+            if count <= 0:
                 request.cause = "budget"
+                continue
+            if request.computed + count > len(request.pages) * PAGE_SIZE:  # forced tokens came after it was admitted
+                count = self._hold(request, count, plan)
+            if self.windows:
+                count = self._covered(request, count, plan)
+            if count > 0:
+                plan.add(request, count, decode=False)
+
+    def extend(self, request: Request, count: int, plan: Plan | None) -> None:
+        """`count` tokens are known that follow the one which was drawn last: what is computed next begins with that one
+        and them, and draws the token after. `plan`: the one that is to be launched next, where there is one."""
+        if plan is not None:
+            plan.retract(request)
+        ahead = request.decoding
+        request.expected += count
+        if ahead:
+            request.ahead += count
 
     def _covered(self, request: Request, count: int, plan: Plan) -> int:
-        """How many of the `count` tokens that a prompt has been granted it can compute in the pages of its windows."""
+        """How many of the `count` tokens that a request is to compute it can compute in the pages of its windows."""
         if count <= 0 or self._slide(request, count, plan):
             return count
         return max(0, min(len(table.pages) for table in request.tables) * PAGE_SIZE - request.computed)
@@ -369,6 +406,9 @@ class Scheduler:
                 request.cause = "slots"
                 break
             if request.blocked_on in self._computing:
+                continue
+            if request.compiling:
+                request.cause = "grammar"
                 continue
             must = not self.running
             if request.retry_step > plan.number and not must and request is not self._claim:
@@ -633,7 +673,7 @@ class Scheduler:
     def _wait_again(self, request: Request, cause: str) -> None:
         self._leave(request)
         request.lookup = None
-        request.computed = 0
+        request.computed = request.ahead = 0
         request.move(State.PREEMPTED)
         self.waiting[request.id] = request
         request.cause = cause

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tailrace.backends import PAGE_SIZE, Batch, Ends
+from tailrace.backends import PAGE_SIZE, Batch, Ends, Masks
 from tailrace.backends.groups import PIECE
 from tailrace.engine.plan import Chunk
 from tailrace.engine.request import WindowTable
@@ -34,6 +34,8 @@ class _Side:
         moving = np.stack([batch.tokens, batch.context, batch.sampling.position])
         tables = np.zeros((count, groups * (width + SPARE_PAGES)), np.int32)
         tables.reshape(count, groups, -1)[:, :, :width] = batch.tables.reshape(count, groups, width)
+        masks = batch.sampling.masks
+        self.masks = Masks(masks.row, np.zeros_like(masks.bits), np.zeros(1, np.int32)) if masks is not None else None
         self.cells = moving.reshape(-1).data
         self.tables = tables.reshape(-1).data
         self.batch = replace(
@@ -41,7 +43,7 @@ class _Side:
             tokens=moving[0],
             context=moving[1],
             tables=tables,
-            sampling=replace(batch.sampling, position=moving[2]),
+            sampling=replace(batch.sampling, position=moving[2], masks=self.masks),
         )
 
 
@@ -79,6 +81,8 @@ class Steady:
                 cells[row] = request.tokens[begin]
             cells[row + count] = begin
             cells[row + 2 * count] = chunk.end
+        if side.masks is not None:
+            side.masks.ready[0] = 0
         return side.batch
 
     def _slide(self, tables: memoryview, row: int, windows: Sequence[WindowTable], page: int) -> None:

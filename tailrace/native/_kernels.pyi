@@ -64,7 +64,7 @@ class Program:
         context: NDArray[np.int32],
         tables: NDArray[np.int32],
         wanted: NDArray[np.int32],
-        sampling: dict[str, NDArray[Any]],
+        sampling: dict[str, Any],
         token: NDArray[np.int32],
         logprob: NDArray[np.float32],
         top_token: NDArray[np.int32],
@@ -78,7 +78,7 @@ class Program:
         context: NDArray[np.int32],
         tables: NDArray[np.int32],
         wanted: NDArray[np.int32],
-        sampling: dict[str, NDArray[Any]],
+        sampling: dict[str, Any],
         token: NDArray[np.int32],
         logprob: NDArray[np.float32],
         top_token: NDArray[np.int32],
@@ -86,6 +86,8 @@ class Program:
         end_start: NDArray[np.int32],
         ends: NDArray[np.int32],
     ) -> None: ...
+    @staticmethod
+    def release(masks_ready: NDArray[np.int32]) -> None: ...
     def hold(self, on: bool, /) -> None: ...
     def wait(self) -> bool: ...
     def read_page(self, page: int, out: bytearray | memoryview, group: int) -> None: ...

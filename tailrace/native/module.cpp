@@ -109,7 +109,7 @@ Kept kept(const std::string &name) {
 class Recorder {
   public:
     Recorder(const std::string &kernels, int threads, int64_t max_tokens, int64_t max_sequences, int64_t vocab, int64_t vocab_limit)
-        : program_(chosen(kernels), threads, max_tokens, max_sequences, vocab, vocab_limit), vocab_(vocab), max_sequences_(max_sequences) {}
+        : program_(chosen(kernels), threads, max_tokens, max_sequences, vocab, vocab_limit), vocab_(vocab), vocab_limit_(vocab_limit), max_sequences_(max_sequences) {}
 
     int weight(const std::string &format, int64_t n, int64_t k, In<uint8_t> data) {
         Packed p = packed_shape(format, n, k);
@@ -182,6 +182,7 @@ class Recorder {
         take(sampling, "seed", s.seed, s.wanted_count);
         sparse(sampling, "seen_start", "seen_token", "seen_count", s.wanted_count, s.seen_start, s.seen_token, s.seen_count);
         sparse(sampling, "bias_start", "bias_token", "bias_value", s.wanted_count, s.bias_start, s.bias_token, s.bias_value);
+        masks(sampling, s);
         want(int64_t(token.size()) == s.wanted_count && int64_t(logprob.size()) == s.wanted_count, "outputs must have one entry a wanted row");
         want(int64_t(top_token.shape(0)) == s.wanted_count && int64_t(top_logprob.shape(0)) == s.wanted_count &&
                  top_token.shape(1) == top_logprob.shape(1),
@@ -260,6 +261,17 @@ class Recorder {
         out = a.data();
         return int64_t(a.size());
     }
+    void masks(const nb::dict &sampling, Step &s) {
+        const nb::object masks = sampling["masks"];
+        if (masks.is_none()) return;
+        const auto row = nb::cast<In<int32_t>>(masks.attr("row"), false);
+        const auto bits = nb::cast<In2<uint32_t>>(masks.attr("bits"), false);
+        const auto ready = nb::cast<Out<int32_t>>(masks.attr("ready"), false);
+        want(int64_t(row.size()) == s.wanted_count && ready.size() == 1, "masks must say for each wanted row which is its own");
+        want(int64_t(bits.shape(1)) * 32 >= vocab_limit_, "a mask must have a bit for each token");
+        for (int64_t i = 0; i < s.wanted_count; i++) want(row.data()[i] < int64_t(bits.shape(0)), "a row's mask is past the masks");
+        s.mask_row = row.data(), s.masks = bits.data(), s.mask_words = int64_t(bits.shape(1)), s.masks_ready = ready.data();
+    }
     template <class V>
     void sparse(const nb::dict &d, const char *start, const char *token, const char *value, int64_t rows, const int32_t *&starts,
                 const int32_t *&tokens, const V *&values) {
@@ -272,7 +284,7 @@ class Recorder {
 
     nb::list keep_; // arrays that the program reads: outlives its threads
     Program program_;
-    int64_t vocab_, max_sequences_, table_rows_ = 0;
+    int64_t vocab_, vocab_limit_, max_sequences_, table_rows_ = 0;
     std::vector<int64_t> pages_; // of each group
     std::vector<int64_t> rows_;
 };
@@ -320,6 +332,10 @@ NB_MODULE(_kernels, m) {
              nb::arg("tables").noconvert(), nb::arg("wanted").noconvert(), nb::arg("sampling"), nb::arg("token").noconvert(),
              nb::arg("logprob").noconvert(), nb::arg("top_token").noconvert(), nb::arg("top_logprob").noconvert(),
              nb::arg("end_start").noconvert(), nb::arg("ends").noconvert())
+        .def_static("release", [](Out<int32_t> masks_ready) {
+            want(masks_ready.size() == 1, "there is one flag");
+            Program::release(masks_ready.data());
+        }, nb::arg("masks_ready").noconvert())
         .def("hold", [](Recorder &r, bool on) { r.program().hold(on); })
         .def("wait", &Recorder::wait)
         .def("read_page", &Recorder::read_page, nb::arg("page"), nb::arg("out").noconvert(), nb::arg("group"))

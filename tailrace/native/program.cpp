@@ -3,8 +3,10 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 
 namespace tailrace {
@@ -232,7 +234,7 @@ int Program::select(int x, int64_t width) {
 void Program::sample(int logits) {
     Op op{Code::Sample};
     op.x = logits;
-    scratch_floats_ = std::max(scratch_floats_, size_t(buffers_.at(size_t(logits)).ld) * 3);
+    scratch_floats_ = std::max(scratch_floats_, size_t(buffers_.at(size_t(logits)).ld) * 4); // of the kernel, and a masked row
     ops_.push_back(op);
 }
 
@@ -451,6 +453,34 @@ void Program::work_merge(const Op &op, int64_t task) {
                          row(op.out, q.start) + (h * group + g) * op.head_dim);
 }
 
+// What the mask leaves out can no longer be drawn.
+static void apply_mask(const uint32_t *bits, int64_t vocab, float *logits) {
+    const float nothing = -std::numeric_limits<float>::infinity();
+    for (int64_t at = 0; at < vocab; at += 32, bits++) {
+        const uint32_t word = *bits;
+        if (word == ~uint32_t(0)) continue;
+        const int64_t count = std::min<int64_t>(32, vocab - at);
+        for (int64_t i = 0; i < count; i++)
+            if (!(word >> i & 1)) logits[at + i] = nothing;
+    }
+}
+
+void Program::release(int32_t *masks_ready) {
+    std::atomic_ref<int32_t> ready(*masks_ready);
+    ready.store(1, std::memory_order_release);
+    ready.notify_all();
+}
+
+// The tokens that a row may draw, or null; waits until they are known. They are worked out beside the step, so there is
+// next to never anything to wait for.
+const uint32_t *Program::mask(int64_t w) const {
+    if (!step_.mask_row || step_.mask_row[w] < 0) return nullptr;
+    std::atomic_ref<int32_t> ready(*step_.masks_ready);
+    for (int i = 0; i < SPIN && !ready.load(std::memory_order_acquire); i++) relax();
+    while (!ready.load(std::memory_order_acquire)) ready.wait(0);
+    return step_.masks + step_.mask_row[w] * step_.mask_words;
+}
+
 void Program::work_sample(const Op &op, int64_t r, int64_t first_wanted, int thread) {
     const int64_t w = first_wanted + r;
     float *logits = row(op.x, r);
@@ -478,7 +508,23 @@ void Program::work_sample(const Op &op, int64_t r, int64_t first_wanted, int thr
                  step_.bias_start[w + 1] - bias,
                  step_.top_token + w * step_.top_width,
                  step_.top_logprob + w * step_.top_width};
-    const Sampled s = k_->sample(a, scratch_[size_t(thread)].data());
+    float *scratch = scratch_[size_t(thread)].data();
+    Sampled s;
+    if (const uint32_t *bits = a.forced < 0 ? mask(w) : nullptr) {
+        if (a.logprobs < 0) {
+            apply_mask(bits, vocab_limit_, logits);
+            s = k_->sample(a, scratch);
+        } else { // log-probabilities are those of the raw logits
+            SampleArgs masked = a;
+            masked.logits = scratch + 3 * a.padded, masked.logprobs = -1;
+            std::memcpy(masked.logits, logits, sizeof(float) * size_t(a.padded));
+            apply_mask(bits, vocab_limit_, masked.logits);
+            const int32_t token = k_->sample(masked, scratch).token;
+            a.forced = std::max(token, 0);
+            s = k_->sample(a, scratch);
+            if (token < 0) s = {token, 0.0f};
+        }
+    } else s = k_->sample(a, scratch);
     step_.token[w] = s.token;
     step_.logprob[w] = s.logprob;
 }

@@ -28,6 +28,10 @@ struct Step {
     float *top_logprob;
     int64_t top_width;
     float *logits;           // out [wanted, vocab] or null
+    const int32_t *mask_row; // [wanted]: the row's line of `masks`, or -1; null where no row has one
+    const uint32_t *masks;   // [lines, mask_words]: a bit for each token that may be drawn
+    int64_t mask_words;
+    int32_t *masks_ready;    // not 0 once `masks` may be read; see Program::release
 };
 
 // Memory that is zero from the start, and costs nothing where it is never touched: most steps need few of a buffer's rows.
@@ -84,6 +88,9 @@ class Program {
     // running step draws in that row, put into `tokens`. Row r must not have drawn one of ends[end_start[r] ..). Whichever
     // thread completes the running step begins it, so it need not be one that has its core.
     void chain(const Step &next, int32_t *tokens, std::vector<int32_t> end_start, std::vector<int32_t> ends);
+    // Says that a step's masks may be read. Until then the threads of the step that runs wait before they sample a row
+    // that has one; so whoever launches a step with masks calls it, whatever happens, before `wait`.
+    static void release(int32_t *masks_ready);
     // Whether steps may be chained from now on. Any thread may call it.
     void hold(bool on) { held_.store(on); }
     // Whether the chained step has been begun.
@@ -219,6 +226,7 @@ class Program {
     void work_attend(const Op &op, int64_t task, int thread);
     void work_merge(const Op &op, int64_t task);
     void work_sample(const Op &op, int64_t row, int64_t first_wanted, int thread);
+    const uint32_t *mask(int64_t wanted) const;
     void touch_own(int thread);
     void replay(int thread, uint32_t step);
     void check(const Step &step) const;

@@ -160,6 +160,10 @@ class Text:
         ids = _encode(self._full, text).ids if parse_special else self._ordinary(text)
         return self._checked([*prefix, *ids, *suffix])
 
+    def encode_inside(self, text: str) -> list[int]:
+        """Ids of text that goes on from other text; nothing in it is a control token."""
+        return self._ordinary(text, first=False)
+
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -17,6 +17,7 @@ import numpy as np
 
 from tailrace.backends import PAGE_SIZE, Batch, Result, Sampling
 from tailrace.engine.config import EngineConfig
+from tailrace.engine.constrain import Grammars
 from tailrace.engine.core import EngineCore
 from tailrace.engine.loading import open_publisher, open_transfers
 from tailrace.engine.process import Loaded
@@ -25,6 +26,7 @@ from tailrace.kv.cost import LoadCost
 from tailrace.terms import InvalidInput
 from tailrace.text import Text, TokenBytes
 from tailrace.text.answer.formats import TOOL_FORMATS
+from tailrace.text.grammar import Compiler
 from tests.fakes import FakeBackend
 
 BOS, EOS, ROLE, SAY, HANG, CRASH, RAISE = range(7)
@@ -59,11 +61,23 @@ class Parrot(FakeBackend):
         start, stop = int(sampling.bias_start[row]), int(sampling.bias_start[row + 1])
         if SAY not in tokens or stop > start:
             token = super()._draw(sampling, row, sequence, position)
-            return token if FIRST_BYTE <= token < PADDED else FIRST_BYTE + token % 256
+            free = sampling.masks is None or sampling.masks.row[row] < 0
+            return token if not free or FIRST_BYTE <= token < PADDED else FIRST_BYTE + token % 256
         said = tokens.index(SAY)
+        allowed = allowed_tokens(sampling, row)
         payload = tokens[max((at for at in range(said) if tokens[at] == ROLE), default=-1) + 1 : said]
         at = len(tokens) - said - 1
-        return payload[at] if at < len(payload) else EOS
+        token = payload[at] if at < len(payload) else EOS
+        return token if allowed is None or token in allowed else super()._draw(sampling, row, sequence, position)
+
+
+def allowed_tokens(sampling: Sampling, row: int) -> set[int] | None:
+    """What the row's mask lets it draw; None where it has none."""
+    masks = sampling.masks
+    if masks is None or masks.row[row] < 0:
+        return None
+    bits = masks.bits[masks.row[row]]
+    return {token for token in range(32 * len(bits)) if bits[token // 32] >> np.uint32(token % 32) & 1}
 
 
 class Slow(Parrot):
@@ -78,6 +92,11 @@ def table() -> TokenBytes:
     spelled += [bytes([value]) for value in range(256)]
     spelled += [f" w{index}".encode() for index in range(PADDED - len(spelled))]
     return TokenBytes.build(spelled, range(FIRST_BYTE))
+
+
+def compiler() -> Compiler:
+    """Compiles grammars over the stand-in's vocabulary."""
+    return Compiler(table(), vocab=PADDED, eos_ids=(EOS,), encode=StandText().encode_inside)
 
 
 def build(spec: EngineSpec, kind: type[Parrot]) -> Loaded:
@@ -105,6 +124,7 @@ def build(spec: EngineSpec, kind: type[Parrot]) -> Loaded:
         identity=b"stand",
         publisher=open_publisher(spec),
         transfers=open_transfers(spec, backend),
+        grammars=Grammars(compiler),
     )
     return Loaded(
         core=core,
@@ -189,6 +209,9 @@ class StandText:
 
     def control_ids(self, texts: Sequence[str]) -> tuple[int, ...]:
         return (TAG,) if "[TOOL_CALLS]" in texts else ()
+
+    def encode_inside(self, text: str) -> list[int]:
+        return self.encode(text, add_bos=False)
 
     def encode_chat(
         self,

@@ -44,8 +44,6 @@ def refused(answer: Any, status: int = 400) -> dict[str, Any]:
 
 
 UNSUPPORTED: list[tuple[str, Any]] = [
-    ("response_format", {"type": "json_object"}),
-    ("response_format", {"type": "json_schema", "json_schema": {}}),
     ("tool_choice", "required"),
     ("tool_choice", {"type": "function", "function": {"name": "f"}}),
     ("functions", []),
@@ -58,8 +56,6 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("verbosity", "low"),
     ("web_search_options", {}),
     ("chat_template", "{% for a in range(10**9) %}{% endfor %}"),
-    ("guided_json", {}),
-    ("guided_regex", "a+"),
     ("use_beam_search", True),
     ("service_tier", "flex"),
     ("echo", True),

@@ -141,7 +141,8 @@ def check(driver: Driver, scenario: list[Arrival], config: EngineConfig) -> None
         kinds = [event.kind for event in driver.events_of(request)]
         assert sum(kind in (EventKind.FINISHED, EventKind.FAILED) for kind in kinds) == 1
         assert kinds[-1] in (EventKind.FINISHED, EventKind.FAILED)
-        assert kinds.count(EventKind.TOKEN) == len(driver.tokens[request])
+        given_tokens = sum(event.computed for event in driver.events_of(request, EventKind.TOKEN))
+        assert given_tokens == len(driver.tokens[request])
         lost = [event for event in driver.events_of(request, EventKind.PREEMPTED) if event.cause != "kv_load"]
         assert len(lost) <= config.max_preemptions
         if driver.finish_of(request) in ("stop", "length"):

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace.backends import Batch, Ends, Format, Forward, Pages, Result, Weight
+from tailrace.backends import Batch, Ends, Format, Forward, Masks, Pages, Result, Weight
 from tailrace.backends.cpu.nodes import Node, find, place, spread
 from tailrace.backends.cpu.record import Compiler, Recorder
 from tailrace.backends.cpu.store import VERSION, TileStore
@@ -209,6 +209,9 @@ class CpuBackend:
 
     def hold(self, on: bool) -> None:
         self._program.hold(on)
+
+    def release(self, masks: Masks) -> None:
+        self._program.release(masks.ready)
 
     def wait(self) -> Result:
         """The launched step's result; the calling thread computes too, without the interpreter lock."""

@@ -1,8 +1,8 @@
 """From logits to tokens: the rules of sampling, spelled out. The native sampler must agree with this one.
 
-Order: repetition, presence and frequency penalties; bias; temperature; min-p, top-k, top-p; then the token with the
-largest (logit - best logit) / temperature + Gumbel noise (Gumbel-max: Maddison et al. 2014). The noise depends on
-(seed, position, token) alone.
+Order: the mask; repetition, presence and frequency penalties; bias; temperature; min-p, top-k, top-p; then the token
+with the largest (logit - best logit) / temperature + Gumbel noise (Gumbel-max: Maddison et al. 2014). The noise depends
+on (seed, position, token) alone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace.backends import Result, Sampling
+from tailrace.backends import Masks, Result, Sampling
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -45,6 +45,8 @@ def sample(logits: Floats, sampling: Sampling, *, vocab_limit: int | None = None
     choose: all are banned, or a logit is no number."""
     rows = len(logits)
     logits = logits[:, :vocab_limit]
+    if sampling.masks is not None and not sampling.masks.ready[0]:
+        raise ValueError("the masks were not released")
     tokens = np.zeros(rows, np.int32)
     logprobs = np.zeros(rows, np.float32)
     width = max(0, int(sampling.logprobs.max(initial=0)))
@@ -52,7 +54,11 @@ def sample(logits: Floats, sampling: Sampling, *, vocab_limit: int | None = None
     top_logprobs = np.zeros((rows, width), np.float32)
     for row in range(rows):
         forced = int(sampling.forced[row])
-        tokens[row] = forced if forced >= 0 else _draw(_adjusted(logits[row], sampling, row), sampling, row)
+        tokens[row] = (
+            forced
+            if forced >= 0
+            else _draw(_adjusted(masked(logits[row], sampling.masks, row), sampling, row), sampling, row)
+        )
         if sampling.logprobs[row] < 0 and forced < 0:
             continue
         scores = log_softmax(logits[row])
@@ -60,6 +66,15 @@ def sample(logits: Floats, sampling: Sampling, *, vocab_limit: int | None = None
         best = np.argsort(-scores, kind="stable")[: max(0, int(sampling.logprobs[row]))]
         top_tokens[row, : len(best)], top_logprobs[row, : len(best)] = best, scores[best]
     return Result(tokens, logprobs, top_tokens, top_logprobs)
+
+
+def masked(logits: Floats, masks: Masks | None, row: int) -> Floats:
+    """The row's logits, minus infinity where its mask leaves a token out."""
+    line = -1 if masks is None else int(masks.row[row])
+    if masks is None or line < 0:
+        return logits
+    allowed = np.unpackbits(masks.bits[line].view(np.uint8), count=len(logits), bitorder="little").astype(bool)
+    return np.where(allowed, logits, np.float32(-np.inf)).astype(np.float32)
 
 
 def log_softmax(logits: Floats) -> Floats:
