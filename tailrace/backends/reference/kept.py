@@ -84,10 +84,10 @@ def _fit(x: Floats, quants: Floats, scale: Floats, minimum: Floats) -> tuple[Flo
     y, count = x - minimum, np.float32(x.shape[-1])
     n, over = _sum(quants), _sum(y)
     spread = count * _sum(quants * quants) - n * n
-    found = (count * _sum(quants * y) - n * over) / np.where(spread > 0, spread, np.float32(1))
+    found: Floats = (count * _sum(quants * y) - n * over) / np.where(spread > 0, spread, np.float32(1))
     fits = (found > 0) & (found < MOST_F16)
-    scale = np.where(fits, _as_f16(found), scale)
-    return scale, np.where(fits, _as_f16(minimum + (over - scale * n) / count), minimum)
+    fitted: Floats = np.where(fits, _as_f16(found), scale)
+    return fitted, np.where(fits, _as_f16(minimum + (over - fitted * n) / count), minimum)
 
 
 def _sum(x: Floats) -> Floats:
