@@ -84,10 +84,10 @@ def _fit(x: Floats, quants: Floats, scale: Floats, minimum: Floats) -> tuple[Flo
     y, count = x - minimum, np.float32(x.shape[-1])
     n, over = _sum(quants), _sum(y)
     spread = count * _sum(quants * quants) - n * n
-    found: Floats = (count * _sum(quants * y) - n * over) / np.where(spread > 0, spread, np.float32(1))
+    found = np.asarray((count * _sum(quants * y) - n * over) / np.where(spread > 0, spread, np.float32(1)), np.float32)
     fits = (found > 0) & (found < MOST_F16)
     fitted: Floats = np.where(fits, _as_f16(found), scale)
-    return fitted, np.where(fits, _as_f16(minimum + (over - fitted * n) / count), minimum)
+    return fitted, np.where(fits, _as_f16(np.asarray(minimum + (over - fitted * n) / count, np.float32)), minimum)
 
 
 def _sum(x: Floats) -> Floats:
