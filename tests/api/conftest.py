@@ -80,8 +80,9 @@ class Running:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, **options)
 
     def http(self, **options: Any) -> httpx.Client:
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        return httpx.Client(base_url=self.url, timeout=DEADLINE, verify=NO_TLS, headers=headers, **options)
+        if self.key:
+            options.setdefault("headers", {"Authorization": f"Bearer {self.key}"})
+        return httpx.Client(base_url=self.url, timeout=DEADLINE, verify=NO_TLS, **options)
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         with self.http() as client:
