@@ -10,16 +10,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from tailrace.backends.cpu import CpuBackend
 from tailrace.backends.groups import page_groups
 from tailrace.engine import process
 from tailrace.engine.config import EngineConfig
+from tailrace.engine.constrain import Grammars
 from tailrace.engine.core import EngineCore
 from tailrace.engine.loading import load, open_transfers, pool_sizes
 from tailrace.engine.protocol import SamplingParams, Submit
 from tailrace.engine.spec import EngineSpec
 from tailrace.models import describe, load_model, open_checkpoint
+from tailrace.text.grammar import Grammar
+from tests.fakes import FakeCompiler
 from tests.models import random_llama
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -42,6 +46,17 @@ def requests() -> list[Submit]:
         )
         made.append(Submit(f"r{number}", [*stem, *own], sampling))
     return made
+
+
+def formed() -> list[Submit]:
+    """The same, two of three with long runs of tokens that a grammar forces."""
+    forced = " ".join(str(20 + at) for at in range(40))
+    grammar = Grammar("regex", f"? {forced} ? ? {forced}")
+    return [replace_params(one, logprobs=-1, grammar=grammar if at % 3 else None) for at, one in enumerate(requests())]
+
+
+def replace_params(submit: Submit, **changes: object) -> Submit:
+    return structs.replace(submit, params=structs.replace(submit.params, **changes))
 
 
 def served(
@@ -68,7 +83,10 @@ def served(
         threads=2,
     )
     transfers = open_transfers(EngineSpec("", kv_disk=str(disk) if disk else None), backend)
-    core = EngineCore(backend, config, eos_ids=(), vocab_size=model.vocab, identity=b"m", transfers=transfers)
+    grammars = Grammars(lambda: FakeCompiler(model.vocab), thread=False)
+    core = EngineCore(
+        backend, config, eos_ids=(), vocab_size=model.vocab, identity=b"m", transfers=transfers, grammars=grammars
+    )
     core.settle()
     got: dict[str, Got] = {submit.request: ([], []) for submit in submits}
     waiting = list(submits)
@@ -78,15 +96,16 @@ def served(
             core.submit(waiting.pop(0))
         if abort and step % 17 == 16:
             core.abort([f"r{step // 17}"])
+        grammars.work()
         news = core.step()
         core.check_integrity()
         for output in news.outputs if news else ():
-            assert output.finish in (None, "length", "abort"), output.error
+            assert output.finish in (None, "length", "stop", "abort"), output.error
             got[output.request][0].extend(output.tokens)
             got[output.request][1].extend(found.logprob for found in output.logprobs)
         step += 1
     if grouped and len(config.windows) and config.prefix_cache:
-        assert core.scheduler.prefix_hits or abort
+        assert core.scheduler.prefix_hits or abort or not config.max_preemptions
     gauges = core.gauges
     found(sum(core.scheduler.prefix_loads.values()))
     assert gauges.used_pages == 0
@@ -117,6 +136,21 @@ def test_the_bits_are_those_of_an_engine_that_keeps_every_page(
     name, want = alone
     settings = {"max_context": CONTEXT, "max_running": 4, "windows": (16,), **changes}
     assert served(name, EngineConfig(**settings), requests(), grouped=True) == want  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_forced_tokens_get_the_same_bits_too(name: str) -> None:
+    whole = EngineConfig(kv_tokens=8192, max_context=CONTEXT, step_tokens=64, max_running=4, prefix_cache=False)
+    want = served(name, whole, formed(), grouped=False)
+    assert max(len(tokens) for tokens, _ in want.values()) > 80
+    for changes in (
+        {"kv_tokens": 4096},
+        {"kv_tokens": 320},  # preempts
+        {"kv_tokens": 4096, "window_pages": (10,)},  # preempts for the windows
+        {"kv_tokens": 640, "max_preemptions": 0},
+    ):
+        settings = {"max_context": CONTEXT, "step_tokens": 48, "max_running": 4, "windows": (16,), **changes}
+        assert served(name, EngineConfig(**settings), formed(), grouped=True) == want  # type: ignore[arg-type]
 
 
 def test_aborted_requests_leave_the_others_as_they_are(alone: tuple[str, dict[str, Got]]) -> None:
