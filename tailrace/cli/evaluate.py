@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tailrace.cli import serve
+from tailrace.cli import output, serve
 from tailrace.cli.pull import complete
 
 if TYPE_CHECKING:
@@ -79,7 +77,7 @@ def kv(
     made = load_model(checkpoint, max_context=max(tokens, context + PREFILL))
     texts = read(load_text(checkpoint.text, vocab=made.vocab), text, tokens=tokens, count=passages)
     setting = Setting(size, context, sequences, pairs, threads, kernels, prepared_dir(path), exact)
-    with _progress() as report:
+    with output.measuring() as report:
         outcomes = evaluate(made, kinds, texts, setting, report)
     if as_json:
         import msgspec
@@ -97,26 +95,11 @@ def kv(
         show(outcomes, texts, setting)
 
 
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Shows on standard error what is being measured, where that is a terminal."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    with console.status("Measuring ...") as status:
-        yield lambda what: status.update(f"Measuring: {what}")
-
-
 def show(outcomes: Sequence[Outcome], texts: Sequence[Passage], setting: Setting) -> None:
     """Prints the tables."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
-
-    from tailrace.cli import output
 
     console = Console(highlight=False)
     names = ", ".join(passage.name for passage in texts)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tailrace.cli import output
 from tailrace.cli.pull import complete
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def command(
 
     machine = this_machine(kernels, threads)
     path = None if only_ceilings else _model_path(model)
-    with _progress() as report:
+    with output.measuring() as report:
         ceilings = measure(machine, seconds=seconds, report=report)
         saved = save(catalogue.cache_dir(), ceilings)
         roofline = _roofline(path, ceilings, context, seconds, report) if path is not None else None
@@ -104,19 +103,6 @@ def _roofline(path: Path, ceilings: Ceilings, context: int, seconds: float, repo
                             seconds=seconds, cache_dir=prepared_dir(path), report=report)  # fmt: skip
 
 
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Shows on standard error what is being measured, where that is a terminal."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    with console.status("Measuring ...") as status:
-        yield lambda what: status.update(f"Measuring: {what}")
-
-
 def show(ceilings: Ceilings, roofline: Roofline | None, saved: Path | None, *, hint: bool) -> None:
     """Prints the tables."""
     from rich.console import Console
@@ -139,8 +125,6 @@ def show(ceilings: Ceilings, roofline: Roofline | None, saved: Path | None, *, h
 def _show_ceilings(console: Console, ceilings: Ceilings) -> None:
     from rich.markup import escape
     from rich.table import Table
-
-    from tailrace.cli import output
 
     machine = ceilings.machine
     counts = sorted({found.threads for found in ceilings.bandwidths})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Callable, Iterator
 
 
 def error(message: str) -> None:
@@ -33,3 +35,16 @@ def count(amount: float) -> str:
 def seconds(amount: float) -> str:
     """A duration: 84 ms, 2.41 s."""
     return f"{amount * 1000:.0f} ms" if amount < 1 else f"{amount:.2f} s"
+
+
+@contextlib.contextmanager
+def measuring() -> Iterator[Callable[[str], None]]:
+    """Shows on standard error what is being measured, where that is a terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    with console.status("Measuring ...") as status:
+        yield lambda what: status.update(f"Measuring: {what}")

@@ -173,17 +173,19 @@ class Fold:
             loaded = event.cached + (self.resumes[-1].loaded if self.resumes else 0)  # one event a tier
             self._resume(loaded=loaded, load=event.at - self.left, why_not=event.cause)
         elif kind is EventKind.DECLINED:
-            offer = {
-                "tier": event.tier,
-                "declined": event.cached,
-                "load_predicted": event.predicted or None,
-                "computing_predicted": event.computing or None,
-                "why_not": event.cause,
-            }
-            if self.resumes:
-                self._resume(**offer)
+            latest = self.resumes.pop() if self.resumes else None
+            known = msgspec.structs.replace(
+                latest or Resume("", 0),
+                tier=event.tier,
+                declined=event.cached,
+                load_predicted=event.predicted or None,
+                computing_predicted=event.computing or None,
+                why_not=event.cause,
+            )
+            if latest is None:
+                self.declined = known
             else:
-                self.declined = Resume("", 0, **offer)  # type: ignore[arg-type]  # of the fields' own types
+                self.resumes.append(known)
         elif kind is EventKind.PREEMPTED:
             self._spend(Phase.KV_LOAD if self.state is Phase.KV_LOAD else Phase.OTHER, event.at)
             self.preemptions += 1
