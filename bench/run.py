@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 if __name__ == "__main__":  # run as a script: the project's root is one up
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -13,11 +18,75 @@ if __name__ == "__main__":  # run as a script: the project's root is one up
 from tailrace.models import catalogue
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What was asked for on the command line. The model is pulled by the first who wants it."""
+
+    args: argparse.Namespace
+
+    @cached_property
+    def model(self) -> Path:
+        """The model's file."""
+        return catalogue.pull(self.args.model)
+
+    @property
+    def ours(self) -> str:
+        """The command of our server, with {port}."""
+        _ = self.model  # pulled before a server is timed
+        return f"{Path(sys.executable).with_name('tailrace')} serve {self.args.model} --port {{port}}"
+
+    @property
+    def servers(self) -> list[str]:
+        """Our server, and the other one where there is one."""
+        against = self.args.against and self.args.against.replace("{model}", str(self.model))
+        return [self.ours, *([against] if against else [])]
+
+    def workloads(self, default: Any) -> list[str]:
+        """Those chosen."""
+        return self.args.workloads.split(",") if self.args.workloads else list(default)
+
+
+def _shapes(shapes: Any, s: Setting) -> None:
+    wanted = s.args.shapes.split(",")
+    if unknown := sorted(set(wanted) - set(shapes.NAMES)):
+        sys.exit(f"--shapes: {unknown[0]} is not one of {', '.join(shapes.NAMES)}")
+    shapes.run(wanted, s.args.against, s.workloads(shapes.WORKLOADS), s.args.repeats, s.model)
+
+
+def _quota(quota: Any, s: Setting) -> None:
+    try:
+        quota.run(s.ours, s.args.repeats)
+    except quota.NoGroups as error:
+        sys.exit(f"No CPU quota can be set here: {error}")
+
+
+def _kvquant(kvquant: Any, s: Setting) -> None:
+    a = s.args
+    kvquant.run(s.model, a.tokens, a.passages, max(9, a.repeats), a.threads, a.kernels)
+
+
+BENCHES: dict[str, tuple[str, str, Callable[[Any, Setting], None]]] = {
+    "kv": ("kv", "The prefix index", lambda m, s: m.run(s.args.repeats)),
+    "kernels": ("kernels", "Products", lambda m, s: m.run(s.args.threads, s.args.kernels)),
+    "steps": ("steps", "Steps", lambda m, s: m.run(s.model, s.args.threads, s.args.kernels)),
+    "quality": ("quality", "Quality", lambda m, s: m.run(s.model, s.args.tokens, s.args.passages)),
+    "grammar": ("grammar", "Structured output", lambda m, s: m.run(s.model, s.args.threads)),
+    "kvquant": ("kvquant", "KV in fewer bits", _kvquant),
+    "serve": ("serve", "Through HTTP", lambda m, s: m.run(s.servers, s.workloads(m.WORKLOADS), s.args.repeats)),
+    "start": ("start", "Start", lambda m, s: m.run(s.servers, s.args.model, s.args.starts)),
+    "shapes": ("shapes", "Larger shapes, through HTTP", _shapes),
+    "neighbour": ("neighbour", "Beside a busy process", lambda m, s: m.run(s.servers, s.args.repeats)),
+    "kvdisk": ("kvdisk", "KV on disk", lambda m, s: m.run(s.ours, max(8, s.args.repeats))),
+    "kvvalkey": ("kvdisk", "KV in Valkey", lambda m, s: m.run_valkey(s.ours, max(8, s.args.repeats))),
+    "quota": ("quota", "Under a CPU quota", _quota),
+}
+"""Each measurement, in the order in which they run: its file, its heading, and how it is called."""
+USUAL = ("steps", "quality", "serve", "start")
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
-    choices = ["kernels", "steps", "quality", "serve", "start", "shapes", "quota", "neighbour"]
-    choices += ["kv", "kvdisk", "kvvalkey", "kvquant", "grammar"]
-    p.add_argument("what", nargs="*", choices=choices, help="default: steps, quality, serve and start")
+    p.add_argument("what", nargs="*", choices=list(BENCHES), help=f"default: {', '.join(USUAL)}")
     p.add_argument("--model", default=catalogue.DEFAULT)
     p.add_argument("--threads", type=int, default=None)
     p.add_argument("--kernels", default=None)
@@ -28,87 +97,13 @@ def main() -> None:
     p.add_argument("--repeats", type=int, default=3, help="runs of each workload, or turns")
     p.add_argument("--starts", type=int, default=10, help="start: starts of each server")
     p.add_argument("--shapes", default="llama-1b-q4_0,llama-1b-q8_0", help="shapes: or mistral-7b-q4_0, ...-q8_0")
-    args = p.parse_args()
-    chosen = args.what or ["steps", "quality", "serve", "start"]
-    if "kv" in chosen:
-        from bench import kv
-
-        print("## The prefix index\n", flush=True)
-        kv.run(args.repeats)
-        if chosen == ["kv"]:  # the rest needs a model
-            return
-    model = catalogue.pull(args.model)
+    setting = Setting(p.parse_args())
+    chosen = setting.args.what or USUAL
     os.chdir(Path(__file__).resolve().parent.parent)
-    ours = f"{Path(sys.executable).with_name('tailrace')} serve {args.model} --port {{port}}"
-    against = args.against and args.against.replace("{model}", str(model))
-    if "kernels" in chosen:
-        from bench import kernels
-
-        print("## Products\n")
-        kernels.run(args.threads, args.kernels)
-    if "steps" in chosen:
-        from bench import steps
-
-        print("## Steps\n")
-        steps.run(model, args.threads, args.kernels)
-    if "grammar" in chosen:
-        from bench import grammar
-
-        print("## Structured output\n")
-        grammar.run(model, args.threads)
-    if "quality" in chosen:
-        from bench import quality
-
-        print("\n## Quality\n")
-        quality.run(model, args.tokens, args.passages)
-    if "serve" in chosen:
-        from bench import serve
-
-        print("\n## Through HTTP\n", flush=True)
-        names = args.workloads.split(",") if args.workloads else list(serve.WORKLOADS)
-        serve.run([ours, *([against] if against else [])], names, args.repeats)
-    if "start" in chosen:
-        from bench import start
-
-        print("\n## Start\n", flush=True)
-        start.run([ours, *([against] if against else [])], args.model, args.starts)
-    if "shapes" in chosen:
-        from bench import shapes
-
-        print("\n## Larger shapes, through HTTP", flush=True)
-        names = args.workloads.split(",") if args.workloads else list(shapes.WORKLOADS)
-        wanted = args.shapes.split(",")
-        if unknown := sorted(set(wanted) - set(shapes.NAMES)):
-            p.error(f"--shapes: {unknown[0]} is not one of {', '.join(shapes.NAMES)}")
-        shapes.run(wanted, args.against, names, args.repeats, model)
-    if "neighbour" in chosen:
-        from bench import neighbour
-
-        print("\n## Beside a busy process\n", flush=True)
-        neighbour.run([ours, *([against] if against else [])], args.repeats)
-    if "kvdisk" in chosen:
-        from bench import kvdisk
-
-        print("\n## KV on disk\n", flush=True)
-        kvdisk.run(ours, max(8, args.repeats))
-    if "kvquant" in chosen:
-        from bench import kvquant
-
-        print("\n## KV in fewer bits\n", flush=True)
-        kvquant.run(model, args.tokens, args.passages, max(9, args.repeats), args.threads, args.kernels)
-    if "kvvalkey" in chosen:
-        from bench import kvdisk
-
-        print("\n## KV in Valkey\n", flush=True)
-        kvdisk.run_valkey(ours, max(8, args.repeats))
-    if "quota" in chosen:
-        from bench import quota
-
-        print("\n## Under a CPU quota\n", flush=True)
-        try:
-            quota.run(ours, args.repeats)
-        except quota.NoGroups as error:
-            sys.exit(f"No CPU quota can be set here: {error}")
+    for name, (file, heading, run) in BENCHES.items():
+        if name in chosen:
+            print(f"\n## {heading}\n", flush=True)
+            run(importlib.import_module(f"bench.{file}"), setting)
 
 
 if __name__ == "__main__":
