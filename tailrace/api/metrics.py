@@ -52,6 +52,8 @@ TIER_LACKS = {"disk": {"lookups", "lookup_seconds", "late_lookups", "up"}, "valk
 """What says nothing of a tier."""
 RESUMED = ("ram", "tier", "computed")
 """Where what a preempted request had computed comes from when it goes on (`Gauges.resumed`)."""
+DRAFTS = ("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens")
+"""What `Gauges.drafts` counts."""
 REASONS = ("stop", "length", "abort", "error", "timeout")
 ENDPOINTS = (
     "chat",
@@ -227,6 +229,7 @@ class _EngineTotals:
     prefix_hits: int = 0
     preemptions: int = 0
     steps: int = 0
+    drafts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DRAFTS, 0))
     tiers: dict[str, dict[str, float]] = field(
         default_factory=lambda: {tier: dict.fromkeys(TIER_COUNTERS, 0.0) for tier in TIERS}
     )
@@ -248,6 +251,8 @@ class _EngineTotals:
             self._update_tier(tier, gauges, old.tiers.get(tier) or TierGauges())
         for source, count, counted in zip(RESUMED, new.resumed, old.resumed or [0] * len(RESUMED), strict=False):
             self.resumed[source] += max(0, count - counted)
+        for name, count, counted in zip(DRAFTS, new.drafts, old.drafts or [0] * len(DRAFTS), strict=False):
+            self.drafts[name] += max(0, count - counted)
         before = old.evictions or [0] * len(CAUSES)
         for cause, count, counted in zip(CAUSES, new.evictions, before, strict=False):
             self.evictions[cause] += max(0, count - counted)
@@ -284,6 +289,9 @@ HELP = {
     "num_preemptions": "Preemptions.",
     "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
+    "spec_decode_num_drafts": "Guesses at the tokens that follow, each of one or more.",
+    "spec_decode_num_draft_tokens": "Tokens of those guesses.",
+    "spec_decode_num_accepted_tokens": "Tokens of those guesses that came true.",
     "request_success": "Finished requests, by reason.",
 }
 
@@ -327,6 +335,7 @@ class _Families:
             ("num_preemptions", engine.preemptions),
             ("prefix_cache_queries", engine.prefix_queries),
             ("prefix_cache_hits", engine.prefix_hits),
+            *engine.drafts.items(),
         ):
             counter = CounterMetricFamily(prefix + name, HELP[name], labels=labels)
             counter.add_metric(values, value)

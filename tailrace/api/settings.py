@@ -110,6 +110,8 @@ class Settings:
     """Longest prompt plus output; None is the model's own, at most what the pool holds."""
     step_tokens: int = 512
     """Token budget of one engine step: prefill chunks are cut to it."""
+    draft_tokens: int = 7
+    """Most tokens of a request that a step computes because they are likely to follow; 0 turns that off."""
     max_running: int = 32
     """Most requests in one step."""
     max_waiting: int = 1024
@@ -198,6 +200,8 @@ class Settings:
         for name in ("step_tokens", "max_running", "max_waiting"):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"{name} must be at least 1, not {getattr(self, name)}", param=name)
+        if self.draft_tokens < 0:
+            raise InvalidInput(f"draft_tokens cannot be negative ({self.draft_tokens})", param="draft_tokens")
         for name in ("kv_tokens", "max_context", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -327,6 +331,7 @@ class Settings:
             kv_tokens=self.kv_tokens,
             max_context=self.max_context,
             step_tokens=self.step_tokens,
+            draft_tokens=self.draft_tokens,
             max_running=self.max_running,
             max_waiting=self.max_waiting,
             threads=self.threads,

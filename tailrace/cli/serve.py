@@ -98,7 +98,8 @@ def settings(values: Mapping[str, Any]) -> Settings:
     keys = _keys(values["api_key"], values["api_key_file"], "api_key_file", "TAILRACE_API_KEY")
     admin_keys = _keys([], values["admin_key_file"], "admin_key_file", "TAILRACE_ADMIN_KEY")
     plain = (
-        "host", "port", "kv_tokens", "max_context", "step_tokens", "max_running", "max_waiting", "threads", "kernels",
+        "host", "port", "kv_tokens", "max_context", "step_tokens", "draft_tokens", "max_running", "max_waiting",
+        "threads", "kernels",
         "kv_dtype", "kv_dtype_skip", "quantize", "backend", "prefix_cache", "kv_policy", "kv_ttl", "kv_tenant_share",
         "kv_disk", "kv_valkey", "kv_valkey_ttl", "kv_valkey_password_file", "kv_key_file", "kv_events",
         "kv_events_replay", "kv_events_key", "log_requests", "quiet", "template_args", "keys", "tls_cert", "tls_key",

@@ -71,12 +71,6 @@ class Seen:
         self.length += len(outputs)
 
 
-def penalised(request: Request) -> bool:
-    """Whether its logits depend on the tokens seen."""
-    p = request.params
-    return p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
-
-
 class BatchBuilder:
     """Builds each step's `Batch`, which stays as it is until two more are built: one runs, one is to follow. While
     the same requests do nothing but decode, two batches take turns (`Steady`)."""
@@ -109,7 +103,7 @@ class BatchBuilder:
         self._filled[slot] = 0
         for cleared, slid in zip(self._cleared, self._slid, strict=True):
             cleared[slot] = slid[slot] = 0
-        self._special[slot] = bool(params.logit_bias) or params.min_tokens > 0 or penalised(request)
+        self._special[slot] = bool(params.logit_bias) or params.min_tokens > 0 or params.penalised
         self._rows = None
         self._steady = None
         if request.constraint is not None:
@@ -136,7 +130,7 @@ class BatchBuilder:
             self._steady = steady
             steady.turn()
             return steady.batch
-        width = -(-max(chunk.end for chunk in chunks) // PAGE_SIZE)
+        width = -(-max(chunk.begin + chunk.rows for chunk in chunks) // PAGE_SIZE)
         starts = self._starts(chunks, plan)
         tokens, wanted, forced = self._flat(chunks, plan, starts)
         batch = Batch(
@@ -182,7 +176,7 @@ class BatchBuilder:
         if plan.tokens == len(chunks):
             return self._counting[: len(chunks) + 1]
         starts = np.zeros(len(chunks) + 1, np.int32)
-        np.cumsum([chunk.count for chunk in chunks], out=starts[1:])
+        np.cumsum([chunk.rows for chunk in chunks], out=starts[1:])
         return starts
 
     def _flat(self, chunks: list[Chunk], plan: Plan, starts: Int32) -> tuple[Int32, Int32, list[int] | None]:
@@ -192,9 +186,12 @@ class BatchBuilder:
         flat = array("i")
         for chunk in chunks:
             flat += chunk.request.tokens[chunk.begin : chunk.end]
+            flat.extend(chunk.draft)
         tokens = np.frombuffer(flat, np.int32)
         if not plan.scored:
-            wanted = [end - 1 for chunk, end in zip(chunks, starts[1:].tolist(), strict=True) if chunk.sample]
+            wanted: list[int] = []
+            for chunk, end in zip(chunks, starts[1:].tolist(), strict=True):
+                wanted += range(end - len(chunk.drawn), end)
             return tokens, np.array(wanted, np.int32), None
         rows: list[int] = []
         forced: list[int] = []
@@ -202,9 +199,8 @@ class BatchBuilder:
             scored = range(chunk.begin, chunk.begin + scored_rows(chunk)) if scores(chunk) else range(0)
             rows += [first + position - chunk.begin for position in scored]
             forced += [chunk.request.tokens[position + 1] for position in scored]
-            if chunk.sample:
-                rows.append(first + chunk.count - 1)
-                forced.append(-1)
+            rows += [first + position - 1 - chunk.begin for position in chunk.drawn]
+            forced += [-1] * len(chunk.drawn)
         return tokens, np.array(rows, np.int32), forced
 
     def _block_tables(self, requests: list[Request], slots: list[int], width: int) -> Int32:
@@ -234,9 +230,9 @@ class BatchBuilder:
 
     def _sampling(self, chunks: list[Chunk], slots: list[int], forced: list[int] | None) -> Sampling:
         if forced is None:
-            drawing = [chunk for chunk in chunks if chunk.sample]
-            rows = slots if len(drawing) == len(chunks) else [chunk.request.slot for chunk in drawing]
-            owners, ends = drawing, [chunk.end for chunk in drawing]
+            owners = [chunk for chunk in chunks for _ in chunk.drawn]
+            ends = [position for chunk in chunks for position in chunk.drawn]
+            rows = slots if owners == chunks else [chunk.request.slot for chunk in owners]
             values = np.full(len(rows), -1, np.int32)
             asked = None
         else:
@@ -301,10 +297,9 @@ class BatchBuilder:
                 owners += [chunk] * count
                 ends += range(chunk.begin + 1, chunk.begin + 1 + count)
                 asked += [params.prompt_logprobs] * count
-            if chunk.sample:
-                owners.append(chunk)
-                ends.append(chunk.end)
-                asked.append(params.logprobs)
+            owners += [chunk] * len(chunk.drawn)
+            ends += chunk.drawn
+            asked += [params.logprobs] * len(chunk.drawn)
         return owners, ends, asked
 
     def _seen_rows(self, owners: list[Chunk], forced: Int32) -> tuple[Int32, Int32, Int32]:
@@ -312,7 +307,7 @@ class BatchBuilder:
         total = 0
         for chunk, force in zip(owners, forced.tolist(), strict=True):
             request = chunk.request
-            if force < 0 and penalised(request):
+            if force < 0 and request.params.penalised:
                 seen = self._seen.get(request.id)
                 if seen is None:
                     seen = self._seen[request.id] = Seen(request.tokens[: request.prompt_len])

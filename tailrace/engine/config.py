@@ -58,6 +58,11 @@ class EngineConfig:
     """Token ids of prefixes whose full pages are kept for good once they have been computed, for each tenant."""
     tenants: int = 1
     """Tenants that there are room for pinned prefixes for."""
+    draft_tokens: int = 7
+    """Most tokens of a request that a step computes beside the drawn one because they are likely to follow
+    (`engine.lookup`). 0: none ever."""
+    draft_rows: int = 8
+    """Tokens of a step up to which such guesses are added: more cost more than they give."""
     windows: tuple[int, ...] = ()
     """Windows of the model's sliding groups of layers (`backends.groups`), each with a pool of its own."""
     window_pages: tuple[int, ...] = ()
@@ -69,7 +74,7 @@ class EngineConfig:
                 raise InvalidInput(f"{name} must be at least 1, not {getattr(self, name)}", param=name)
         if self.step_tokens < 2:
             raise InvalidInput("step_tokens must be at least 2: a prompt beside a decode", param="step_tokens")
-        for name in ("max_context", "prefill_beside_decodes", "max_preemptions"):
+        for name in ("max_context", "prefill_beside_decodes", "max_preemptions", "draft_tokens", "draft_rows"):
             if getattr(self, name) < 0:
                 raise InvalidInput(f"{name} cannot be negative ({getattr(self, name)})", param=name)
         for name in ("decode_share", "oldest_share"):
@@ -178,4 +183,4 @@ class EngineConfig:
     @property
     def max_wanted(self) -> int:
         """Most rows of logits that one step asks for."""
-        return self.max_running + self.scored_rows
+        return max(self.max_running, self.draft_rows if self.draft_tokens else 0) + self.scored_rows

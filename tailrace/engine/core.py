@@ -59,6 +59,7 @@ class Drawn:
     finish: FinishReason | None
     stop: str | int | None
     forced: Sequence[int] = ()
+    guessed: Sequence[int] = ()  # tokens drawn after it, in the rows that follow
 
 
 class Flight:
@@ -79,7 +80,7 @@ class Flight:
                 row += scored_rows(chunk)
             if chunk.sample:
                 self.sampled.append((chunk, row))
-                row += 1
+                row += len(chunk.drawn)
 
 
 class EngineCore:
@@ -112,6 +113,7 @@ class EngineCore:
         self.scheduler = Scheduler(config, identity=identity, digest=digest)
         self.progress = 0  # tokens computed, ever
         self.steps = 0
+        self.drafts = self.drafted = self.accepted = 0  # drafts of tokens, ever; tokens of them; those that were drawn
         self.draining = False  # refuse new requests
         self.wake: Callable[[], None] = lambda: None  # called on another thread: `step` has something to do again
         self._eos = frozenset(eos_ids)
@@ -131,6 +133,7 @@ class EngineCore:
         self._flight: Flight | None = None
         self._refused: Exception | None = None  # what the backend raised instead of beginning a step
         self._next: Plan | None = None
+        self._likely = False  # what follows next can be guessed for some request
         self._stale = False  # something has happened that the next plan does not know of
         self._outputs: list[Output] = []
         self._events: list[Event] = []
@@ -196,6 +199,7 @@ class EngineCore:
             kv_batches_dropped=publisher.dropped if publisher is not None else 0,
             tiers=self.tier_gauges,
             resumed=[scheduler.resumed.ram, scheduler.resumed.tier, scheduler.resumed.computed],
+            drafts=[self.drafts, self.drafted, self.accepted],
             windows=self._window_gauges() if scheduler.windows else [],
         )
 
@@ -348,10 +352,11 @@ class EngineCore:
 
     def prepare(self) -> None:
         """Plans the next step while one runs. `step` begins with it."""
-        if self._flight is not None and self._next is None:
-            self._stale = False
+        if self._flight is not None and self._next is None and not self._flight.plan.drafted:
             self._next = plan = self.scheduler.plan(self._clock())
-            if plan.chunks and not plan.admitted and not self.scheduler.preempted and self._refused is None:
+            self._stale = self._likely and plan.decodes < self.config.draft_rows
+            unchanged = not self._stale and not plan.admitted and not self.scheduler.preempted
+            if plan.chunks and unchanged and self._refused is None:
                 ahead = self._builder.ahead(plan)
                 if ahead is not None:
                     self._backend.chain(*ahead)
@@ -421,6 +426,7 @@ class EngineCore:
         tokens: list[int] = result.tokens.tolist()
         drawn = []
         eos = self._eos
+        self._likely = False
         for chunk, row in ended.sampled:
             request = chunk.request
             if request.state is State.FINISHED:
@@ -431,7 +437,13 @@ class EngineCore:
                 if constrained is not None:
                     drawn.append(constrained)
                 continue
+            if chunk.draft:
+                drawn.append(self._guessed(request, chunk, row, tokens, ended.plan))
+                continue
             request.tokens.append(token)
+            if request.drafter is not None:
+                request.drafter.follow()
+                self._likely |= request.drafter.ready
             finish, stop = None, None
             params = request.params
             if token in eos or params.stop_ids or params.stop or len(request.tokens) >= request.limit:
@@ -440,6 +452,31 @@ class EngineCore:
                     self._release(request, finish)
             drawn.append(Drawn(request, chunk, row, token, finish, stop))
         return drawn
+
+    def _guessed(self, request: Request, chunk: Chunk, row: int, tokens: list[int], plan: Plan) -> Drawn:
+        """Gives a request its token and, as long as its draft was right, those after it."""
+        drafter, draft = request.drafter, chunk.draft
+        assert drafter is not None
+        given: list[int] = []
+        finish, stop = None, None
+        for token in tokens[row : row + len(chunk.drawn)]:
+            at = len(given)
+            given.append(token)
+            request.tokens.append(token)
+            drafter.follow()
+            finish, stop = self._check(request, token)
+            if finish is not None or at == len(draft) or token != draft[at]:
+                break
+        accepted = len(given) - 1
+        drafter.judge(len(draft), accepted)
+        self._likely |= drafter.ready
+        self.drafts += 1
+        self.drafted += len(draft)
+        self.accepted += accepted
+        self.scheduler.accept(request, accepted, plan)
+        if finish is not None:
+            self._release(request, finish)
+        return Drawn(request, chunk, row, given[0], finish, stop, guessed=given[1:])
 
     def _constrained(self, request: Request, chunk: Chunk, row: int, token: int) -> Drawn | None:
         """Gives a request its token and those that its grammar forces after it, and ends it where the text is complete.
@@ -735,7 +772,7 @@ class EngineCore:
                 events.append(Event(request.id, EventKind.STALLED, at, begin, cause=cause))
         for item in drawn:
             request, finish = item.request, item.finish
-            events.append(Event(request.id, token_event, at, begin, 1 + len(item.forced)))
+            events.append(Event(request.id, token_event, at, begin, 1 + len(item.forced) + len(item.guessed)))
             if finish is not None:
                 events.append(Event(request.id, EventKind.FINISHED, at, cause=finish))
             self._outputs.append(self._output(item, result))
@@ -744,11 +781,12 @@ class EngineCore:
         request, params = item.request, item.request.params
         first = item.chunk.end == request.prompt_len
         if not first and item.finish is None and params.logprobs < 0:
-            return Output(request.id, [item.token, *item.forced])
+            return Output(request.id, [item.token, *item.forced, *item.guessed])
+        scored = enumerate([item.token, *item.guessed], item.row) if params.logprobs >= 0 else ()
         return Output(
             request.id,
-            [item.token, *item.forced],
-            [logprob(result, item.row, item.token, params.logprobs)] if params.logprobs >= 0 else [],
+            [item.token, *item.forced, *item.guessed],
+            [logprob(result, row, token, params.logprobs) for row, token in scored],
             item.finish,
             item.stop,
             request.cached if first or item.finish is not None else 0,

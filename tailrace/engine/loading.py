@@ -263,6 +263,7 @@ def load(spec: EngineSpec) -> Loaded:
         kv_tokens=kv_tokens,
         max_context=context,
         step_tokens=spec.step_tokens,
+        draft_tokens=spec.draft_tokens,
         max_running=spec.max_running,
         max_waiting=spec.max_waiting,
         prefix_cache=spec.prefix_cache,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tailrace.engine.request import Request
@@ -12,7 +13,8 @@ from tailrace.kv.windows import Side
 @dataclass(slots=True)
 class Chunk:
     """`count` tokens of one request, at positions begin .. end-1. `sample`: the next token, at position `end`, is drawn
-    after the last one. `decode`: it is the token that a request has drawn last, and those that were forced after it."""
+    after the last one. `decode`: it is the token that a request has drawn last, and those that were forced after it.
+    `draft`: tokens at positions `end` and on that may follow; the step draws what comes after each of them too."""
 
     request: Request
     begin: int
@@ -20,6 +22,17 @@ class Chunk:
     count: int
     sample: bool
     decode: bool
+    draft: Sequence[int] = ()
+
+    @property
+    def rows(self) -> int:
+        """Tokens that the step computes."""
+        return self.count + len(self.draft)
+
+    @property
+    def drawn(self) -> range:
+        """Positions of the tokens that the step draws."""
+        return range(self.end, self.end + 1 + len(self.draft)) if self.sample else range(0)
 
 
 @dataclass(slots=True)
@@ -31,6 +44,7 @@ class Plan:
     tokens: int = 0
     decodes: int = 0
     partial: int = 0  # decodes that do not get as far as to draw
+    drafted: int = 0  # tokens that may follow those that decodes compute
     scored: int = 0  # prompt tokens whose log-probabilities are asked for
     admitted: list[Request] = field(default_factory=list)
     inserted: list[Node] = field(default_factory=list)  # in the index since launch; their content comes with this step
@@ -59,6 +73,12 @@ class Plan:
         elif request.scoring:
             self.scored += count
 
+    def draft(self, chunk: Chunk, tokens: Sequence[int]) -> None:
+        """Adds what may follow a decode's token to its chunk."""
+        chunk.draft = tokens
+        self.tokens += len(tokens)
+        self.drafted += len(tokens)
+
     def retract(self, request: Request) -> None:
         """Takes the request's chunk out again, counters and all; nothing where it has none. Its pages stay."""
         chunk = self.chunks.pop(request.id, None)
@@ -66,7 +86,8 @@ class Plan:
             return
         request.computed -= chunk.count
         request.expected -= chunk.sample
-        self.tokens -= chunk.count
+        self.tokens -= chunk.rows
+        self.drafted -= len(chunk.draft)
         if chunk.decode:
             self.decodes -= 1
             request.ahead = request.expected - request.computed - 1

@@ -43,6 +43,16 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_logprobs: int = -1  # the same for the prompt's tokens (completions' echo)
     grammar: Grammar | None = None  # what the text must match; it ends (finish "stop") when nothing can follow
 
+    @property
+    def penalised(self) -> bool:
+        """Whether a token's distribution depends on how often tokens have been seen."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def guessable(self) -> bool:
+        """Whether a token's distribution depends on nothing but the tokens before it and its position."""
+        return self.grammar is None and self.min_tokens == 0 and not self.penalised
+
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
     """A request, checked and tokenized. `request` is unique for ever; `tenant` salts the prefix cache."""
@@ -172,6 +182,7 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True):
     tiers: dict[str, TierGauges] = {}  # below the pool, nearest first
     resumed: list[int] = []  # tokens of preempted requests, ever: found in the pool, loaded from tiers, computed again
     windows: list[WindowGauges] = []
+    drafts: list[int] = []  # ever: drafts of tokens that were likely to follow, their tokens, and those that did
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):

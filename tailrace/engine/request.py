@@ -14,6 +14,7 @@ from tailrace.kv.prefix import Node, PageChain
 
 if TYPE_CHECKING:
     from tailrace.engine.constrain import Constraint
+    from tailrace.engine.lookup import Drafter
     from tailrace.engine.transfer import Load, Lookup, Offered
     from tailrace.kv.windows import Side
 
@@ -106,6 +107,7 @@ class Request:
         "computed",
         "constraint",
         "deadline",
+        "drafter",
         "expected",
         "finish",
         "hit",
@@ -157,6 +159,7 @@ class Request:
         self.ahead = 0  # tokens of those to be computed that the grammar has forced after the last one drawn
         self.compiling = False  # its grammar is: it is not admitted before that
         self.constraint: Constraint | None = None
+        self.drafter: Drafter | None = None
         self.chain = chain  # None: neither takes from the prefix index nor gives to it
         self.pages: list[int] = []  # its block table
         self.tables: list[WindowTable] = []  # and those of the sliding groups of layers

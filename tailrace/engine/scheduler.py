@@ -3,8 +3,9 @@
 The policy, in the order in which a step's `step_tokens` are given out:
 
 1. **Decodes**: every running request that needs one token gets it, with the tokens that its grammar has forced after
-   it, as far as the step has room. Only where prompts wait and decodes alone would fill
-   more than `decode_share` of the step do they take turns, least recently served first.
+   it, as far as the step has room; where few decode, tokens that are likely to follow are computed along
+   (`engine.lookup`). Only where prompts wait and decodes alone would fill more than `decode_share` of the step do they
+   take turns, least recently served first.
 2. **Admission** of waiting requests, in the order (priority raised by age, preempted first, tenants' fair order,
    arrival). A request that does not fit is passed over; see `_admit` for how it still gets its turn. All pages of the
    tokens known at admission are handed out at once, so only decodes ever grow.
@@ -45,7 +46,8 @@ from tailrace.backends import PAGE_SIZE, Pages
 from tailrace.backends.groups import first_page, most_pages
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.fairness import FairOrder
-from tailrace.engine.plan import Plan
+from tailrace.engine.lookup import Drafter
+from tailrace.engine.plan import Chunk, Plan
 from tailrace.engine.protocol import Submit
 from tailrace.engine.request import Request, State, WindowTable, pages_for
 from tailrace.engine.transfer import NOTHING, Load, Offered
@@ -79,6 +81,11 @@ class Resumed:
 def seniority(request: Request) -> tuple[bool, int, int]:
     """Sorts the most senior first."""
     return (not request.protected, request.priority, request.seq)
+
+
+def _can_draft(chunk: Chunk) -> bool:
+    drafter = chunk.request.drafter
+    return drafter is not None and drafter.ready and len(chunk.request.tokens) == chunk.end
 
 
 def _policy(config: EngineConfig) -> Policy:
@@ -158,6 +165,8 @@ class Scheduler:
         self._arrivals += 1
         request = Request(submit, seq=self._arrivals, arrived=now, chain=chain)
         request.protected = self.config.max_preemptions == 0
+        if self.config.draft_tokens and submit.params.guessable:
+            request.drafter = Drafter(request.tokens)
         request.tag = self._fair.tag(request.tenant, request.limit)
         if request.deadline:
             heapq.heappush(self._deadlines, (request.deadline, request.seq, request))
@@ -199,6 +208,7 @@ class Scheduler:
         else:
             plan.retract_prefills()
         self._decode(plan)
+        self._draft(plan)
         room = self._prompt_room(plan)
         if self.waiting:
             self._admit(plan, now, room)
@@ -243,6 +253,36 @@ class Scheduler:
                 count = self._covered(request, count, plan)
             if count > 0:
                 plan.add(request, count, decode=True)
+
+    def _draft(self, plan: Plan) -> None:
+        """Adds what is likely to follow to decodes whose token is known, as far as there is room: no request gives
+        way to a guess."""
+        config = self.config
+        rows = min(config.draft_rows - plan.decodes - plan.drafted, config.step_tokens - plan.tokens)
+        if not config.draft_tokens or rows < 1:
+            return
+        ready = [c for c in plan.chunks.values() if c.decode and not c.draft and _can_draft(c)]
+        for left, chunk in zip(range(len(ready), 0, -1), ready, strict=True):
+            request, end = chunk.request, chunk.end
+            count = min(-(-rows // left), config.draft_tokens, request.limit - end - 1, self._vacant(request, end))
+            if count > 0 and request.drafter is not None:
+                tokens = request.drafter.draft(count)
+                plan.draft(chunk, tokens)
+                rows -= len(tokens)
+
+    def _vacant(self, request: Request, end: int) -> int:
+        """Positions from `end` on that its pages have room for, with one more page if it can be had."""
+        wanted = end + self.config.draft_tokens
+        if not request.tables and wanted > len(request.pages) * PAGE_SIZE and self._make_room(1):
+            request.pages += self.pool.take(1)
+        return min(len(table) for table in (request.pages, *(t.pages for t in request.tables))) * PAGE_SIZE - end
+
+    def accept(self, request: Request, count: int, plan: Plan) -> None:
+        """So many tokens of its draft in a step that has ended were those that were drawn."""
+        request.computed += count
+        request.expected += count
+        if self.config.prefix_cache and request.computed // PAGE_SIZE > len(request.path):
+            self._publish(request, request.computed // PAGE_SIZE, plan.inserted, plan.sides)
 
     def _forced(self, request: Request, room: int, plan: Plan) -> int:
         """How many tokens a request computes in this step whose next ones are forced: as many as there is room for."""

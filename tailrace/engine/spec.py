@@ -15,6 +15,7 @@ class EngineSpec:
     kv_tokens: int | None = None
     max_context: int | None = None
     step_tokens: int = 512
+    draft_tokens: int = 7
     max_running: int = 32
     max_waiting: int = 1024
     threads: int | None = None
