@@ -6,6 +6,7 @@ becomes a wrong token; `expected_tokens` says what a request must get when it ru
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -61,8 +62,10 @@ def draw(
     penalties: bytes = b"",
     bias: dict[int, float] | None = None,
     allowed: Container[int] | None = None,
+    period: int = 0,
 ) -> int:
-    """The next token after these int32 bytes: what the parameters say matters, and nothing else."""
+    """The next token after these int32 bytes: what the parameters say matters, and nothing else. With a `period` most
+    tokens are the one that came so many before."""
     parts = [sequence]
     if temperature > 0.0:
         parts.append(f"{temperature} {seed} {position}".encode())
@@ -75,6 +78,8 @@ def draw(
         if value > FORCE and (allowed is None or token in allowed):
             return token
     token = mix(*parts) % vocab
+    if 0 < period <= len(sequence) // 4 and mix(*parts, b"again") % 16:
+        token = int.from_bytes(sequence[-4 * period :][:4], sys.byteorder)
     while bias.get(token, 0.0) == -np.inf or (allowed is not None and token not in allowed):
         token = (token + 1) % vocab
     return token
@@ -171,8 +176,10 @@ class FakeBackend(Inline):
         fail: Callable[[Batch], Exception | None] | None = None,
         max_wanted: int | None = None,
         windows: Sequence[tuple[int, int]] = (),
+        period: int = 0,
     ) -> None:
         self.vocab = vocab
+        self.period = period
         self.windows = [window for window, _ in windows]
         self.sliding = [np.full((2, count, PAGE_SIZE), -1, np.int32) for _, count in windows]  # tokens and positions
         self.tokens = np.full((pages, PAGE_SIZE), -1, np.int32)
@@ -344,11 +351,12 @@ class FakeBackend(Inline):
             position=position,
             penalties=b"" if neutral else f"{[float(v) for v in values]} {seen}".encode(),
             bias=bias,
+            period=self.period,
         )
 
 
 def expected_tokens(
-    prompt: Sequence[int], params: SamplingParams, *, vocab: int = 512, eos_ids: Sequence[int] = ()
+    prompt: Sequence[int], params: SamplingParams, *, vocab: int = 512, eos_ids: Sequence[int] = (), period: int = 0
 ) -> list[int]:
     """What the request gets alone, computed without any engine (stop strings apart)."""
     tokens = list(prompt)
@@ -371,6 +379,7 @@ def expected_tokens(
             penalties=b"" if neutral else f"{[float(v) for v in values]} {seen}".encode(),
             bias=bias,
             allowed=matcher.allowed() if matcher is not None else None,
+            period=period,
         )
         tokens.append(token)
         if matcher is not None and token not in eos_ids:
@@ -452,6 +461,7 @@ class Driver:
         check_every: int = 1,
         publisher: Publisher | None = None,
         tier: Tier | Sequence[Tier] | None = None,
+        period: int = 0,
     ) -> None:
         self._check_every = check_every
         self._steps = 0
@@ -464,6 +474,7 @@ class Driver:
             fail=fail,
             max_wanted=config.max_wanted,
             windows=list(zip(config.windows, config.sliding_pages, strict=True)),
+            period=period,
         )
         tiers = list(tier) if isinstance(tier, Sequence) else [tier] if tier is not None else []
         self.transfers = Transfers(tiers, self.backend, clock=self.clock, thread=False) if tiers else None
@@ -548,7 +559,9 @@ class Driver:
         for request in self.last if requests is None else requests:
             if self.finish_of(request) in ("stop", "length"):
                 submit = self.submitted[request]
-                want = expected_tokens(submit.prompt, submit.params, vocab=self.vocab, eos_ids=self.eos_ids)
+                want = expected_tokens(
+                    submit.prompt, submit.params, vocab=self.vocab, eos_ids=self.eos_ids, period=self.backend.period
+                )
                 assert self.tokens[request] == want, request
 
     def assert_at_rest(self) -> None:

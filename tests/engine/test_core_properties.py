@@ -104,6 +104,8 @@ def configs(draw: st.DrawFn, policy: str = "lru") -> EngineConfig:
         kv_tenant_share=draw(st.sampled_from([1.0, 1.0, 0.3])),
         kv_pin=pinned,
         tenants=2,
+        draft_tokens=draw(st.sampled_from([0, 3, 7, 20])),
+        draft_rows=draw(st.sampled_from([2, 8, 64])),
         windows=windows,
     )
 
@@ -172,6 +174,7 @@ def test_tokens_are_those_of_the_request_alone(policy: str, data: st.DataObject,
         eos_ids=[7],
         clock=FakeClock(1000.0),
         duration=lambda batch: 0.01 + 0.001 * len(batch.tokens),
+        period=data.draw(st.sampled_from([0, 1, 5])),
     )
     play(driver, scenario)
     check(driver, scenario, config)
@@ -195,7 +198,7 @@ def test_failing_steps_fail_their_requests_alone(
         count += 1
         return OSError("gone") if count in failing else None
 
-    driver = Driver(config, vocab=VOCAB, eos_ids=[7], fail=fail)
+    driver = Driver(config, vocab=VOCAB, eos_ids=[7], fail=fail, period=data.draw(st.sampled_from([0, 3])))
     play(driver, scenario)
     assert set(driver.last) == {f"r{n}" for n in range(len(scenario))}
     driver.assert_alone()
@@ -230,7 +233,7 @@ def test_pages_return_to_their_base_over_2000_requests_of_every_kind(cache: bool
         kv_policy=policy,
         kv_ttl=5.0 if policy == "ttl" else 0.0,
     )
-    driver = Driver(config, vocab=VOCAB, eos_ids=[7], fail=fail, check_every=20)
+    driver = Driver(config, vocab=VOCAB, eos_ids=[7], fail=fail, check_every=20, period=3 if cache else 0)
     for n in range(2000):
         stem = STEMS[n % 2][: 16 * (n % 5)]
         length = 1 if n % 4 == 0 else 3 + n % 23
