@@ -198,6 +198,9 @@ struct Kernels {
     const char *name;
     // scratch: 16 * w.k bytes (the quants of one tile, a byte each)
     void (*gemm_int)(const Packed &w, int64_t tile, const Quantised &x, int64_t row0, int64_t rows, const Output &out, uint8_t *scratch);
+    // One row and `count` tiles of matrices like w, `side` at a time (at most `streams` and one): out[i] gets the sixteen of tile i.
+    void (*row_int)(const Packed &w, int64_t count, int64_t side, const uint8_t *const *tiles, const Quantised &x, int64_t row, float *const *out);
+    int streams; // runs of tiles that one row is best multiplied with side by side; 1: one after the other
     void (*gemm_float)(const Packed &w, int64_t tile, const float *x, int64_t ldx, int64_t row0, int64_t rows, const Output &out);
     void (*embed)(const Packed &table, int64_t token, float *out, int64_t width);
     void (*quantise)(const float *x, int64_t row, const Quantised &out);
