@@ -136,70 +136,76 @@ template <int LINES> inline void prefetch(const uint8_t *p) {
     for (int line = 0; line < LINES; line++) __builtin_prefetch(p + 64 * line, 0, 3);
 }
 
-// The rounded activations of R rows, from `row` on.
-template <Quants Q, int R> struct Rows {
-    const int8_t *q[R];
-    const float *d[R], *ds[R];
-    const int32_t *s16[R];
-    inline Rows(const Quantised &x, int64_t row) {
-        for (int r = 0; r < R; r++) {
-            const int64_t at = x.at(row + r, 0);
-            q[r] = x.q + at * QBLOCK;
-            d[r] = x.d + at;
-            ds[r] = Q.block == QBLOCK ? x.ds + at : x.ds16 + 2 * at;
-            s16[r] = x.s16 + 2 * at;
-        }
-    }
-};
-
-// Adds the products of a span, inputs from `first` on, to the rows' sums. UNPACKED: `bytes` holds the tile's quants as `unpack` leaves
-// them. AHEAD: how far ahead the span is fetched; 0: not at all.
-template <Quants Q, int R, bool UNPACKED, int AHEAD>
-TR_INLINE void add_span(const uint8_t *span, const uint8_t *bytes, int64_t first, int64_t group, const Rows<Q, R> &x, F (&acc)[R]) {
-    constexpr int BLOCKS = 32 / Q.block;
-    const Scales<Q> scales(span);
-    if constexpr (AHEAD > 0) prefetch<(Q.header() + 63) / 64>(span + AHEAD);
-    for (int i = 0; i < Q.span() / 32; i++) {
-        const int64_t b = first / 32 + i, at = b * group;
-        const uint8_t *p = UNPACKED ? bytes + b * 512 : span + Q.header() + i * Q.payload();
-        if constexpr (AHEAD > 0) prefetch<Q.payload() / 64>(p + AHEAD);
-        each<BLOCKS>([&]<int HALF>() TR_INLINED {
-            F scale, min;
-            I sums[R];
-            scales.at(i * BLOCKS + HALF, scale, min);
-            dot_block<Q, HALF * 4, UNPACKED, R>(p, x.q, x.s16, at, sums);
-            for (int r = 0; r < R; r++) acc[r] = f_fma(i_float(sums[r]), scale * f_set1(x.d[r][at]), acc[r]);
-            if constexpr (Q.min != Min::None)
-                for (int r = 0; r < R; r++) acc[r] = f_fma(min, f_set1(x.ds[r][at * BLOCKS + HALF]), acc[r]);
-        });
-    }
-}
-
 // R rows, written from row `to` of the output on. UNPACKED: `bytes` holds the tile's quants as `unpack` leaves them.
 template <Quants Q, int R, bool UNPACKED>
 __attribute__((noinline)) void rows_int(const Packed &w, int64_t tile, const uint8_t *bytes, const Quantised &x, int64_t row, const Output &out, int64_t to) {
     const uint8_t *span = w.data + size_t(tile) * w.tile_bytes();
-    const Rows<Q, R> rows(x, row);
+    const int8_t *q[R];
+    const float *d[R], *ds[R];
+    const int32_t *s16[R];
     F acc[R];
-    for (int r = 0; r < R; r++) acc[r] = f_zero();
-    for (int64_t first = 0; first < w.k; first += Q.span(), span += Q.span_bytes())
-        add_span<Q, R, UNPACKED, UNPACKED ? 0 : PREFETCH>(span, bytes, first, x.group, rows, acc);
+    for (int r = 0; r < R; r++) {
+        const int64_t at = x.at(row + r, 0);
+        q[r] = x.q + at * QBLOCK;
+        d[r] = x.d + at;
+        ds[r] = Q.block == QBLOCK ? x.ds + at : x.ds16 + 2 * at;
+        s16[r] = x.s16 + 2 * at;
+        acc[r] = f_zero();
+    }
+    for (int64_t first = 0; first < w.k; first += Q.span(), span += Q.span_bytes()) {
+        const Scales<Q> scales(span);
+        if constexpr (!UNPACKED) prefetch<(Q.header() + 63) / 64>(span + PREFETCH);
+        for (int i = 0; i < Q.span() / 32; i++) {
+            const int64_t b = first / 32 + i, at = b * x.group;
+            const uint8_t *p = UNPACKED ? bytes + b * 512 : span + Q.header() + i * Q.payload();
+            if constexpr (!UNPACKED) prefetch<Q.payload() / 64>(p + PREFETCH);
+            each<32 / Q.block>([&]<int HALF>() TR_INLINED {
+                constexpr int BLOCKS = 32 / Q.block;
+                F scale, min;
+                I sums[R];
+                scales.at(i * BLOCKS + HALF, scale, min);
+                dot_block<Q, HALF * 4, UNPACKED, R>(p, q, s16, at, sums);
+                for (int r = 0; r < R; r++) acc[r] = f_fma(i_float(sums[r]), scale * f_set1(d[r][at]), acc[r]);
+                if constexpr (Q.min != Min::None)
+                    for (int r = 0; r < R; r++) acc[r] = f_fma(min, f_set1(ds[r][at * BLOCKS + HALF]), acc[r]);
+            });
+        }
+    }
     for (int r = 0; r < R; r++) write_out(out, to + r, acc[r]);
 }
 
-// One row and T tiles side by side: memory gives more where several runs of it are read at once.
+// One row and T tiles side by side: memory gives more where several runs of it are read at once. The same operations in the same
+// order as in `rows_int`.
 template <Quants Q, int T>
 __attribute__((noinline)) void tiles_int(int64_t k, const uint8_t *const *tiles, const Quantised &x, int64_t row, float *const *out) {
+    constexpr int BLOCKS = 32 / Q.block;
+    const int64_t at = x.at(row, 0);
+    const int8_t *const q[1] = {x.q + at * QBLOCK};
+    const int32_t *const s16[1] = {x.s16 + 2 * at};
+    const float *d = x.d + at, *ds = Q.block == QBLOCK ? x.ds + at : x.ds16 + 2 * at;
     const uint8_t *span[T];
-    const Rows<Q, 1> rows(x, row);
-    F acc[T][1];
-    for (int t = 0; t < T; t++) span[t] = tiles[t], acc[t][0] = f_zero();
+    F acc[T];
+    each<T>([&]<int t>() TR_INLINED { span[t] = tiles[t], acc[t] = f_zero(); });
     for (int64_t first = 0; first < k; first += Q.span())
         each<T>([&]<int t>() TR_INLINED {
-            add_span<Q, 1, false, STREAM_PREFETCH>(span[t], nullptr, first, x.group, rows, acc[t]);
+            const Scales<Q> scales(span[t]);
+            prefetch<(Q.header() + 63) / 64>(span[t] + STREAM_PREFETCH);
+            for (int i = 0; i < Q.span() / 32; i++) {
+                const int64_t b = (first / 32 + i) * x.group;
+                const uint8_t *p = span[t] + Q.header() + i * Q.payload();
+                prefetch<Q.payload() / 64>(p + STREAM_PREFETCH);
+                each<BLOCKS>([&]<int HALF>() TR_INLINED {
+                    F scale, min;
+                    I sums[1];
+                    scales.at(i * BLOCKS + HALF, scale, min);
+                    dot_block<Q, HALF * 4, false, 1>(p, q, s16, b, sums);
+                    acc[t] = f_fma(i_float(sums[0]), scale * f_set1(d[b]), acc[t]);
+                    if constexpr (Q.min != Min::None) acc[t] = f_fma(min, f_set1(ds[b * BLOCKS + HALF]), acc[t]);
+                });
+            }
             span[t] += Q.span_bytes();
         });
-    for (int t = 0; t < T; t++) f_store(out[t], acc[t][0]);
+    each<T>([&]<int t>() TR_INLINED { f_store(out[t], acc[t]); });
 }
 
 // Calls f<R>() for R = rows, one of 1..MAX.
@@ -325,7 +331,5 @@ void embed(const Packed &w, int64_t token, float *out, int64_t width) {
         else out[k] = lane_of(load_weights<Kind::F16>(p, k), lane);
     }
 }
-
-#undef TR_INLINED
 
 } // namespace TR_NS

@@ -137,10 +137,13 @@ TR_INLINE int64_t value_block(Kept kept, int head_dim) {
     return kept_header(kept, head_dim) + int64_t(PAGE) * row;
 }
 
-// The KV pool of one layer: blocks [pages][kv_heads].
+// The KV pool of one layer: blocks [kv_heads][pages], so that pages in a row are one run of memory for each head.
 struct Kv {
     Kept key, value;
     uint8_t *keys, *values;
+    int64_t pages;
+    TR_INLINE uint8_t *key_at(int64_t page, int kv_head, int64_t block) const { return keys + (kv_head * pages + page) * block; }
+    TR_INLINE uint8_t *value_at(int64_t page, int kv_head, int64_t block) const { return values + (kv_head * pages + page) * block; }
 };
 
 // One attention layer over one step's batch.
@@ -222,13 +225,14 @@ struct Kernels {
     Sampled (*sample)(const SampleArgs &a, float *scratch); // scratch: 3 * padded floats
     const Peak *peaks;       // see ceilings.h
     int peak_count;
+    // A multiple of 256 bytes, `times` over, fetched so many bytes before they are needed; `ahead` < 0: four runs of them side by side.
     int32_t (*read_all)(const uint8_t *data, int64_t bytes, int64_t times, int64_t ahead);
 };
 
 // Floats of scratch for `attend` with this many rows (queries x heads of a group).
 TR_INLINE size_t attention_scratch(int64_t rows, int head_dim) {
     const size_t dim = size_t(padded_dim(head_dim));
-    return 2 * SPLIT * dim + size_t(rows) * 3 * dim + 8 * SPLIT;
+    return 2 * SPLIT * dim + size_t(rows) * 3 * dim + 2 * 6 * SPLIT;
 }
 
 const Kernels *kernels_portable();

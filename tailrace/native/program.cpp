@@ -85,7 +85,7 @@ int64_t Program::add_pool(int64_t pages, int kv_heads, int head_dim, Kept key, K
     if (p == MAP_FAILED) throw std::bad_alloc();
     mapped_.emplace_back(p, both);
     kv_bytes_ += int64_t(both);
-    caches_.push_back({{key, value, static_cast<uint8_t *>(p), static_cast<uint8_t *>(p) + keys}, kv_heads, head_dim, group});
+    caches_.push_back({{key, value, static_cast<uint8_t *>(p), static_cast<uint8_t *>(p) + keys, pages}, kv_heads, head_dim, group});
     return int64_t(caches_.size()) - 1;
 }
 
@@ -103,16 +103,16 @@ int64_t Program::page_bytes(int64_t group) const {
 template <class Copy> void Program::each_part(int64_t group, int64_t page, Copy copy) const {
     for (const Cache &c : caches_) {
         if (c.group != group) continue;
-        const int64_t keys = c.kv_heads * key_block(c.kv.key, c.head_dim), block = c.kv_heads * value_block(c.kv.value, c.head_dim);
-        copy(c.kv.keys + page * keys, size_t(keys));
-        uint8_t *values = c.kv.values + page * block;
-        const int64_t padded = padded_dim(c.head_dim);
-        if (c.kv.value != Kept::BF16 || padded == c.head_dim) {
-            copy(values, size_t(block));
-            continue;
+        const int64_t keys = key_block(c.kv.key, c.head_dim), block = value_block(c.kv.value, c.head_dim), padded = padded_dim(c.head_dim);
+        for (int h = 0; h < c.kv_heads; h++) copy(c.kv.key_at(page, h, keys), size_t(keys));
+        for (int h = 0; h < c.kv_heads; h++) {
+            uint8_t *values = c.kv.value_at(page, h, block);
+            if (c.kv.value != Kept::BF16 || padded == c.head_dim) {
+                copy(values, size_t(block));
+                continue;
+            }
+            for (int64_t pair = 0; pair < PAGE / 2; pair++) copy(values + pair * 4 * padded, sizeof(uint16_t) * 2 * size_t(c.head_dim));
         }
-        for (int64_t pair = 0; pair < int64_t(c.kv_heads) * PAGE / 2; pair++)
-            copy(values + pair * 4 * padded, sizeof(uint16_t) * 2 * size_t(c.head_dim));
     }
 }
 
