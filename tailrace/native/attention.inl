@@ -4,6 +4,8 @@
 #pragma once
 
 #include <limits>
+#include <type_traits>
+#include <utility>
 
 namespace TR_NS {
 
@@ -20,8 +22,8 @@ struct Pages {
     int64_t key_bytes, value_bytes; // of a block
     Pages(const AttentionArgs &args, const int32_t *pages, int head)
         : a(args), table(pages), kv_head(head), key_bytes(key_block(args.kv.key, args.head_dim)), value_bytes(value_block(args.kv.value, args.head_dim)) {}
-    const uint8_t *keys(int64_t page) const { return a.kv.keys + (int64_t(table[page]) * a.kv_heads + kv_head) * key_bytes; }
-    const uint8_t *values(int64_t page) const { return a.kv.values + (int64_t(table[page]) * a.kv_heads + kv_head) * value_bytes; }
+    const uint8_t *keys(int64_t page) const { return a.kv.key_at(table[page], kv_head, key_bytes); }
+    const uint8_t *values(int64_t page) const { return a.kv.value_at(table[page], kv_head, value_bytes); }
     // Where they are bf16.
     const uint16_t *key(int64_t page) const { return reinterpret_cast<const uint16_t *>(keys(page)); }
     const uint16_t *value(int64_t page) const { return reinterpret_cast<const uint16_t *>(values(page)); }
@@ -41,15 +43,55 @@ struct Pages {
 struct Wide {
     const float *first, *second;
 };
+// The same where they lie as pairs of bf16.
+struct Pairs {
+    const uint16_t *at;
+};
 inline F first_of(const Pair &p) { return p.first; }
 inline F second_of(const Pair &p) { return p.second; }
+inline F first_of(const Pairs &p) { return f_load_pairs(p.at).first; }
+inline F second_of(const Pairs &p) { return f_load_pairs(p.at).second; }
 inline F first_of(const Wide &p) { return f_load(p.first); }
 inline F second_of(const Wide &p) { return f_load(p.second); }
+
+#if defined(TR_AVX2)
+// Adds to the sums of R rows what x gives with N vectors of sixteen pairs each: sums[r][...] += x[r][0] * first, then + x[r][1] *
+// second. Of sixteen registers the sums take up to twelve, so a vector is fetched half by half, and each half twice.
+template <int R, int N> TR_INLINE void add_pairs(const float *x, int64_t stride, const Pairs (&v)[N], __m256 (&sums)[R][2 * N]) {
+    each<2>([&]<int SECOND>() TR_INLINED {
+        __m256 rows[R];
+        each<R>([&]<int r>() TR_INLINED { rows[r] = _mm256_broadcast_ss(x + r * stride + SECOND); });
+        each<2 * N>([&]<int h>() TR_INLINED {
+            const uint16_t *at = v[h / 2].at + h % 2 * LANES;
+            asm volatile("" : "+r"(at)); // or the compiler would keep what it has loaded, in memory
+            __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(at));
+            if constexpr (SECOND) both = _mm256_srli_epi32(both, 16);
+            const __m256 value = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16)); // no mask, which would take a register
+            each<R>([&]<int r>() TR_INLINED { sums[r][h] = _mm256_fmadd_ps(rows[r], value, sums[r][h]); });
+        });
+    });
+}
+#endif
 
 // Scores of R rows against P pages: s[r][p * 16 + lane] = scale * dot(q[r], key). `load(p, d)`: dimensions d and d + 1 of a
 // page's keys. `stride`: floats between rows of q.
 template <int R, int P, class Load>
 __attribute__((noinline)) void score(const float *q, int64_t stride, int head_dim, float scale, Load load, float *s) {
+#if defined(TR_AVX2)
+    if constexpr (std::is_same_v<decltype(load(0, 0)), Pairs>) {
+        __m256 sums[R][2 * P];
+        each<R * 2 * P>([&]<int i>() TR_INLINED { sums[i % R][i / R] = _mm256_setzero_ps(); });
+        for (int d = 0; d < head_dim; d += 2) {
+            Pairs k[P];
+            each<P>([&]<int p>() TR_INLINED { k[p] = load(p, d); });
+            add_pairs<R, P>(q + d, stride, k, sums);
+        }
+        each<R * 2 * P>([&]<int i>() TR_INLINED {
+            _mm256_storeu_ps(s + i % R * SPLIT + i / R * 8, _mm256_mul_ps(sums[i % R][i / R], _mm256_set1_ps(scale)));
+        });
+        return;
+    }
+#endif
     F acc[R][P];
     for (int r = 0; r < R; r++)
         for (int p = 0; p < P; p++) acc[r][p] = f_zero();
@@ -69,14 +111,29 @@ __attribute__((noinline)) void score(const float *q, int64_t stride, int head_di
         for (int p = 0; p < P; p++) f_store(s + r * SPLIT + p * PAGE, acc[r][p] * f_set1(scale));
 }
 
-// o[r][...] = sum over positions of p[r][position] * value[position]. `load(i, j)`: positions i and i + 1; the weight of one
-// past `positions` is 0, and its value is finite.
+// o[r][...] = sum over positions [begin, end) of p[r][position] * value[position], added to what is there unless they are the
+// first. `load(i, j)`: positions i and i + 1; the weight of one at `end` or past it is 0, and its value is finite.
 template <int R, int J, class Load>
-__attribute__((noinline)) void weigh(const float *p, int64_t positions, Load load, float *o, int64_t stride) {
+__attribute__((noinline)) void weigh(const float *p, int64_t begin, int64_t end, Load load, float *o, int64_t stride) {
+#if defined(TR_AVX2)
+    if constexpr (std::is_same_v<decltype(load(0, 0)), Pairs>) {
+        __m256 sums[R][2 * J];
+        each<R * 2 * J>([&]<int i>() TR_INLINED {
+            sums[i % R][i / R] = begin == 0 ? _mm256_setzero_ps() : _mm256_loadu_ps(o + i % R * stride + i / R * 8);
+        });
+        for (int64_t i = begin; i < end; i += 2) {
+            Pairs v[J];
+            each<J>([&]<int j>() TR_INLINED { v[j] = load(i, j); });
+            add_pairs<R, J>(p + i, SPLIT, v, sums);
+        }
+        each<R * 2 * J>([&]<int i>() TR_INLINED { _mm256_storeu_ps(o + i % R * stride + i / R * 8, sums[i % R][i / R]); });
+        return;
+    }
+#endif
     F acc[R][J];
     for (int r = 0; r < R; r++)
-        for (int j = 0; j < J; j++) acc[r][j] = f_zero();
-    for (int64_t i = 0; i < positions; i += 2) {
+        for (int j = 0; j < J; j++) acc[r][j] = begin == 0 ? f_zero() : f_load(o + r * stride + j * LANES);
+    for (int64_t i = begin; i < end; i += 2) {
         decltype(load(i, 0)) v[J];
         for (int j = 0; j < J; j++) v[j] = load(i, j);
         for (int r = 0; r < R; r++) {
@@ -159,19 +216,31 @@ inline void finish(float *o, float sum, int head_dim, Kept value, float *out) {
     std::memcpy(out, o, sizeof(float) * size_t(head_dim));
 }
 
+// Scores of R rows against a piece's pages [first, end), `key(page, d)` as in `score`.
+template <int R, class KeyLoad>
+inline void score_pages(const float *q, int head_dim, int dim, float scale, int64_t first, int64_t end, KeyLoad key, float *s) {
+    constexpr int P = R <= 1 ? 4 : R <= 3 ? 2 : 1;
+    int64_t p = first;
+    for (; p + P <= end; p += P) score<R, P>(q, dim, head_dim, scale, [&](int i, int d) { return key(p + i, d); }, s + p * PAGE);
+    for (; p < end; p++) score<R, 1>(q, dim, head_dim, scale, [&](int, int d) { return key(p, d); }, s + p * PAGE);
+}
+
+// Adds the values of a piece's positions [begin, end) to the rows' outputs, `value(position, d)` as in `weigh`.
+template <int R, class ValueLoad>
+inline void weigh_positions(const float *s, int dim, int64_t begin, int64_t end, ValueLoad value, float *o) {
+    constexpr int J = R <= 1 ? 4 : R <= 3 ? 2 : 1;
+    int d = 0;
+    for (; d + J * LANES <= dim; d += J * LANES)
+        weigh<R, J>(s, begin, end, [&](int64_t i, int j) { return value(i, d + j * LANES); }, o + d, dim);
+    for (; d < dim; d += LANES) weigh<R, 1>(s, begin, end, [&](int64_t i, int) { return value(i, d); }, o + d, dim);
+}
+
 template <int R, class KeyLoad, class ValueLoad>
 inline void piece_rows(const float *q, int head_dim, int dim, float scale, int64_t pages, int64_t positions, KeyLoad key, ValueLoad value,
                        const int64_t *from, const int64_t *to, float *s, float *o, float *max, float *sum) {
-    constexpr int P = R <= 1 ? 4 : R <= 3 ? 2 : 1;
-    int64_t p = 0;
-    for (; p + P <= pages; p += P) score<R, P>(q, dim, head_dim, scale, [&](int i, int d) { return key(p + i, d); }, s + p * PAGE);
-    for (; p < pages; p++) score<R, 1>(q, dim, head_dim, scale, [&](int, int d) { return key(p, d); }, s + p * PAGE);
+    score_pages<R>(q, head_dim, dim, scale, 0, pages, key, s);
     for (int r = 0; r < R; r++) soften(s + r * SPLIT, from[r], to[r], max[r], sum[r]);
-    int d = 0;
-    constexpr int J = R <= 1 ? 4 : R <= 3 ? 2 : 1;
-    for (; d + J * LANES <= dim; d += J * LANES)
-        weigh<R, J>(s, positions, [&](int64_t i, int j) { return value(i, d + j * LANES); }, o + d, dim);
-    for (; d < dim; d += LANES) weigh<R, 1>(s, positions, [&](int64_t i, int) { return value(i, d); }, o + d, dim);
+    weigh_positions<R>(s, dim, 0, positions, value, o);
 }
 
 struct PieceView {
@@ -213,6 +282,38 @@ inline void piece_all(const float *q, int64_t rows, int head_dim, int dim, float
     });
 }
 
+// R rows against the pieces [first, end) of a sequence that ends at `positions`, straight from its pages. A few of the next
+// piece's pages of keys are read in turn with as many of this one's of values: memory gives more where both are read side by
+// side. Row r sees positions [lo[r], hi[r]). Calls done(piece, max, sum) when a piece's outputs are in `o`. s: 2 * R * SPLIT floats.
+template <int R, class Done>
+inline void few_rows(const AttentionArgs &a, const Pages &pages, const float *q, int64_t first, int64_t end, int64_t positions, const int64_t *lo,
+                     const int64_t *hi, float *s, float *o, Done done) {
+    constexpr int64_t TURN = 2; // pages
+    const int dim = padded_dim(a.head_dim);
+    float *scores = s, *next = s + R * SPLIT;
+    const auto read_keys = [&](int64_t piece, int64_t from, int64_t to, float *out) {
+        const uint16_t *keys[SPLIT / PAGE];
+        for (int64_t i = from; i < to; i++) keys[i] = pages.key(piece * (SPLIT / PAGE) + i);
+        score_pages<R>(q, a.head_dim, dim, a.scale, from, to, [&](int64_t i, int d) { return Pairs{keys[i] + d * PAGE}; }, out);
+    };
+    read_keys(first, 0, piece_view(first, positions).pages, scores);
+    for (int64_t p = first; p < end; p++, std::swap(scores, next)) {
+        const PieceView v = piece_view(p, positions);
+        const int64_t ahead = p + 1 < end ? piece_view(p + 1, positions).pages : 0;
+        const uint16_t *values[SPLIT / PAGE];
+        for (int64_t i = 0; i < v.pages; i++) values[i] = pages.value(v.begin / PAGE + i);
+        float max[R], sum[R];
+        for (int r = 0; r < R; r++)
+            soften(scores + r * SPLIT, lo[r] > v.begin ? lo[r] - v.begin : 0, hi[r] < v.begin + v.positions ? hi[r] - v.begin : v.positions, max[r], sum[r]);
+        for (int64_t i = 0; i < v.pages; i += TURN) { // no piece has more pages than the one before it
+            read_keys(p + 1, i < ahead ? i : ahead, i + TURN < ahead ? i + TURN : ahead, next);
+            weigh_positions<R>(scores, dim, i * PAGE, (i + TURN) * PAGE < v.positions ? (i + TURN) * PAGE : v.positions,
+                               [&](int64_t j, int d) { return Pairs{values[j / PAGE] + j % PAGE * dim + 2 * d}; }, o);
+        }
+        done(p, max, sum);
+    }
+}
+
 inline void gather_queries(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t first, int64_t count, float *q, int64_t *lo,
                            int64_t *hi) {
     const int group = a.heads / a.kv_heads, dim = padded_dim(a.head_dim);
@@ -249,37 +350,36 @@ void attend(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t firs
     gather_queries(a, s, kv_head, first, count, q, lo, hi);
     running.clear(rows, result, dim);
     const Pages pages{a, s.table, kv_head};
-    const int64_t end = s.context + first + count;
-    if (rows <= ROWS_AT_ONCE) pages.fetch(lo[0] / SPLIT, end);
-    for (int64_t p = lo[0] / SPLIT; p * SPLIT < end; p++) {
+    const int64_t end = s.context + first + count, pieces = (end + SPLIT - 1) / SPLIT;
+    if (rows <= ROWS_AT_ONCE)
+        with_rows<ROWS_AT_ONCE>(rows, [&]<int R>() {
+            few_rows<R>(a, pages, q, lo[0] / SPLIT, pieces, end, lo, hi, weights, piece, [&](int64_t, const float *max, const float *sum) {
+                std::memcpy(piece_max, max, sizeof(float) * R);
+                std::memcpy(piece_sum, sum, sizeof(float) * R);
+                running.add(R, result, piece_max, piece_sum, piece, dim);
+            });
+        });
+    for (int64_t p = lo[0] / SPLIT; rows > ROWS_AT_ONCE && p < pieces; p++) {
         const PieceView v = piece_view(p, end);
-        if (rows <= ROWS_AT_ONCE) pages.fetch(p + 1, end);
         const int64_t page0 = v.begin / PAGE;
-        if (rows > ROWS_AT_ONCE) { // widen once, use for all
-            for (int64_t i = 0; i < v.pages; i++) {
-                const uint16_t *k = pages.key(page0 + i), *x = pages.value(page0 + i);
-                for (int d = 0; d < a.head_dim; d += 2) {
-                    const Pair both = f_load_pairs(k + d * PAGE);
-                    f_store(keys + (i * dim + d) * PAGE, both.first);
-                    f_store(keys + (i * dim + d + 1) * PAGE, both.second);
-                }
-                for (int j = 0; j < PAGE; j += 2)
-                    for (int d = 0; d < dim; d += LANES) {
-                        const Pair both = f_load_pairs(x + j * dim + 2 * d);
-                        f_store(values + (i * PAGE + j) * dim + d, both.first);
-                        f_store(values + (i * PAGE + j + 1) * dim + d, both.second);
-                    }
+        for (int64_t i = 0; i < v.pages; i++) { // widen once, use for all
+            const uint16_t *k = pages.key(page0 + i), *x = pages.value(page0 + i);
+            for (int d = 0; d < a.head_dim; d += 2) {
+                const Pair both = f_load_pairs(k + d * PAGE);
+                f_store(keys + (i * dim + d) * PAGE, both.first);
+                f_store(keys + (i * dim + d + 1) * PAGE, both.second);
             }
-            piece_all(
-                q, rows, a.head_dim, dim, a.scale, v,
-                [&](int64_t i, int d) { return Wide{keys + (i * dim + d) * PAGE, keys + (i * dim + d + 1) * PAGE}; },
-                [&](int64_t i, int d) { return Wide{values + i * dim + d, values + (i + 1) * dim + d}; }, lo, hi, weights, piece, piece_max, piece_sum);
-        } else {
-            piece_all(
-                q, rows, a.head_dim, dim, a.scale, v, [&](int64_t i, int d) { return f_load_pairs(pages.key(page0 + i) + d * PAGE); },
-                [&](int64_t i, int d) { return f_load_pairs(pages.value(page0 + i / PAGE) + (i % PAGE) * dim + 2 * d); }, lo, hi, weights,
-                piece, piece_max, piece_sum);
+            for (int j = 0; j < PAGE; j += 2)
+                for (int d = 0; d < dim; d += LANES) {
+                    const Pair both = f_load_pairs(x + j * dim + 2 * d);
+                    f_store(values + (i * PAGE + j) * dim + d, both.first);
+                    f_store(values + (i * PAGE + j + 1) * dim + d, both.second);
+                }
         }
+        piece_all(
+            q, rows, a.head_dim, dim, a.scale, v,
+            [&](int64_t i, int d) { return Wide{keys + (i * dim + d) * PAGE, keys + (i * dim + d + 1) * PAGE}; },
+            [&](int64_t i, int d) { return Wide{values + i * dim + d, values + (i + 1) * dim + d}; }, lo, hi, weights, piece, piece_max, piece_sum);
         running.add(rows, result, piece_max, piece_sum, piece, dim);
     }
     for (int64_t r = 0; r < rows; r++) {
@@ -298,25 +398,20 @@ void attend_pieces(const AttentionArgs &a, const Sequence &s, int kv_head, int64
     const int group = a.heads / a.kv_heads, dim = padded_dim(a.head_dim);
     float *q = scratch, *o = q + group * dim, *weights = o + group * dim;
     int64_t lo[MAX_ROWS], hi[MAX_ROWS];
-    float max[MAX_ROWS], sum[MAX_ROWS];
     gather_queries(a, s, kv_head, query, 1, q, lo, hi);
     const Pages pages{a, s.table, kv_head};
-    pages.fetch(from, hi[0]);
-    for (int64_t p = from; p < to; p++) {
-        const PieceView v = piece_view(p, hi[0]);
-        if (p + 1 < to) pages.fetch(p + 1, hi[0]);
-        const int64_t page0 = v.begin / PAGE;
-        piece_all(
-            q, group, a.head_dim, dim, a.scale, v, [&](int64_t i, int d) { return f_load_pairs(pages.key(page0 + i) + d * PAGE); },
-            [&](int64_t i, int d) { return f_load_pairs(pages.value(page0 + i / PAGE) + (i % PAGE) * dim + 2 * d); }, lo, hi, weights, o, max,
-            sum);
-        for (int g = 0; g < group; g++) {
-            float *out = partial + g * stride + p * (dim + 2);
-            out[0] = max[g];
-            out[1] = sum[g];
-            if (max[g] != NOTHING) std::memcpy(out + 2, o + g * dim, sizeof(float) * size_t(dim));
-        }
-    }
+    const auto keep = [&](int64_t p, int64_t g, float max, float sum, const float *from_o) {
+        float *out = partial + g * stride + p * (dim + 2);
+        out[0] = max;
+        out[1] = sum;
+        if (max != NOTHING) std::memcpy(out + 2, from_o, sizeof(float) * size_t(dim));
+    };
+    for (int64_t first = 0; first < group; first += ROWS_AT_ONCE) // the pages are in the core's cache after the first rows
+        with_rows<ROWS_AT_ONCE>(group - first < ROWS_AT_ONCE ? group - first : ROWS_AT_ONCE, [&]<int R>() {
+            few_rows<R>(a, pages, q + first * dim, from, to, hi[0], lo + first, hi + first, weights, o, [&](int64_t p, const float *max, const float *sum) {
+                for (int r = 0; r < R; r++) keep(p, first + r, max[r], sum[r], o + r * dim);
+            });
+        });
 }
 
 void merge_pieces(const float *partial, int64_t from, int64_t to, int head_dim, Kept value, float *out) {

@@ -198,15 +198,15 @@ struct Piece {
         constexpr int J = R <= 1 ? 4 : R <= 3 ? 2 : 1;
         int d = from;
         if (wide_values) {
-            for (; d + J * LANES <= end; d += J * LANES) weigh<R, J>(s, positions, WideValues{wide_values, dim, d}, o + d, dim);
-            for (; d < end; d += LANES) weigh<R, 1>(s, positions, WideValues{wide_values, dim, d}, o + d, dim);
+            for (; d + J * LANES <= end; d += J * LANES) weigh<R, J>(s, 0, positions, WideValues{wide_values, dim, d}, o + d, dim);
+            for (; d < end; d += LANES) weigh<R, 1>(s, 0, positions, WideValues{wide_values, dim, d}, o + d, dim);
             return;
         }
         const auto with = [&](auto call) { with_values(a.kv.value, values, a.head_dim, d, call); };
-        for (; d + J * LANES <= end; d += J * LANES) with([&](auto load) { weigh<R, J>(s, positions, load, o + d, dim); });
+        for (; d + J * LANES <= end; d += J * LANES) with([&](auto load) { weigh<R, J>(s, 0, positions, load, o + d, dim); });
         if constexpr (J > 2)
-            for (; d + 2 * LANES <= end; d += 2 * LANES) with([&](auto load) { weigh<R, 2>(s, positions, load, o + d, dim); });
-        for (; d < end; d += LANES) with([&](auto load) { weigh<R, 1>(s, positions, load, o + d, dim); });
+            for (; d + 2 * LANES <= end; d += 2 * LANES) with([&](auto load) { weigh<R, 2>(s, 0, positions, load, o + d, dim); });
+        for (; d < end; d += LANES) with([&](auto load) { weigh<R, 1>(s, 0, positions, load, o + d, dim); });
     }
 
     // Outputs of R rows whose weights are s; those are overwritten.

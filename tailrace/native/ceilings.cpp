@@ -24,6 +24,7 @@ constexpr size_t FEWEST = 5;         // rounds, however long they take
 constexpr int64_t SLICE = 4 << 20;   // bytes of a large working set that are read at a time, so that rounds stay short
 constexpr int SPIN = 20000;          // turns before a waiting thread lets others run
 constexpr int64_t AHEAD = 4096;      // bytes, as the kernels fetch weights
+constexpr int64_t ABREAST = -1;
 constexpr int TRIPS = 50;            // hand-overs of one round
 constexpr double PAUSE = 100e-6;     // seconds after which a thread that waits on a futex should be asleep
 constexpr double LONGEST_PAUSE = 20e-3;
@@ -195,8 +196,8 @@ Spread read_rate(const Kernels &k, int64_t bytes, int threads, double seconds) {
     for (int t = 0; t < threads; t++) readers.push_back({Fresh(bytes)});
     return apart(threads, [&] {
         Spread best{0.0, 0.0};
-        for (const int64_t ahead : {int64_t(0), AHEAD}) { // which is faster depends on the machine
-            const Spread s = rate(threads, double(slice), seconds / 2, [&](int thread, int64_t times) {
+        for (const int64_t ahead : {int64_t(0), AHEAD, ABREAST}) { // which is fastest depends on the machine
+            const Spread s = rate(threads, double(slice), seconds / 3, [&](int thread, int64_t times) {
                 Reader &r = readers[size_t(thread)];
                 if (!r.touched) { // by its reader: its pages are near it; huge ones, as weights have
 #if defined(MADV_HUGEPAGE)

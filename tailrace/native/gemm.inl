@@ -17,6 +17,11 @@ constexpr int INT_ROWS = 4, FLOAT_ROWS = 3;
 
 constexpr int UNPACK_ROWS = 3 * INT_ROWS; // up to so many, unpacking a tile again and again is cheaper than keeping it unpacked
 constexpr int PREFETCH = 4096; // bytes ahead of the block that is multiplied, where weights are read once
+#if defined(TR_AVX2)
+constexpr int STREAMS = 3, STREAM_PREFETCH = 256; // runs of tiles that one row is multiplied with side by side, and bytes ahead in each
+#else
+constexpr int STREAMS = 1, STREAM_PREFETCH = PREFETCH; // to be measured
+#endif
 
 // Of lambdas in a kernel: inlined before anything else is done, or the arrays that they refer to stay in memory.
 #define TR_INLINED __attribute__((always_inline))
@@ -128,7 +133,7 @@ TR_INLINE void dot_block(const uint8_t *p, const int8_t *const (&q)[R], const in
 }
 
 template <int LINES> inline void prefetch(const uint8_t *p) {
-    for (int line = 0; line < LINES; line++) __builtin_prefetch(p + PREFETCH + 64 * line, 0, 3);
+    for (int line = 0; line < LINES; line++) __builtin_prefetch(p + 64 * line, 0, 3);
 }
 
 // R rows, written from row `to` of the output on. UNPACKED: `bytes` holds the tile's quants as `unpack` leaves them.
@@ -149,11 +154,11 @@ __attribute__((noinline)) void rows_int(const Packed &w, int64_t tile, const uin
     }
     for (int64_t first = 0; first < w.k; first += Q.span(), span += Q.span_bytes()) {
         const Scales<Q> scales(span);
-        if constexpr (!UNPACKED) prefetch<(Q.header() + 63) / 64>(span);
+        if constexpr (!UNPACKED) prefetch<(Q.header() + 63) / 64>(span + PREFETCH);
         for (int i = 0; i < Q.span() / 32; i++) {
             const int64_t b = first / 32 + i, at = b * x.group;
             const uint8_t *p = UNPACKED ? bytes + b * 512 : span + Q.header() + i * Q.payload();
-            if constexpr (!UNPACKED) prefetch<Q.payload() / 64>(p);
+            if constexpr (!UNPACKED) prefetch<Q.payload() / 64>(p + PREFETCH);
             each<32 / Q.block>([&]<int HALF>() TR_INLINED {
                 constexpr int BLOCKS = 32 / Q.block;
                 F scale, min;
@@ -167,6 +172,40 @@ __attribute__((noinline)) void rows_int(const Packed &w, int64_t tile, const uin
         }
     }
     for (int r = 0; r < R; r++) write_out(out, to + r, acc[r]);
+}
+
+// One row and T tiles side by side: memory gives more where several runs of it are read at once. The same operations in the same
+// order as in `rows_int`.
+template <Quants Q, int T>
+__attribute__((noinline)) void tiles_int(int64_t k, const uint8_t *const *tiles, const Quantised &x, int64_t row, float *const *out) {
+    constexpr int BLOCKS = 32 / Q.block;
+    const int64_t at = x.at(row, 0);
+    const int8_t *const q[1] = {x.q + at * QBLOCK};
+    const int32_t *const s16[1] = {x.s16 + 2 * at};
+    const float *d = x.d + at, *ds = Q.block == QBLOCK ? x.ds + at : x.ds16 + 2 * at;
+    const uint8_t *span[T];
+    F acc[T];
+    each<T>([&]<int t>() TR_INLINED { span[t] = tiles[t], acc[t] = f_zero(); });
+    for (int64_t first = 0; first < k; first += Q.span())
+        each<T>([&]<int t>() TR_INLINED {
+            const Scales<Q> scales(span[t]);
+            prefetch<(Q.header() + 63) / 64>(span[t] + STREAM_PREFETCH);
+            for (int i = 0; i < Q.span() / 32; i++) {
+                const int64_t b = (first / 32 + i) * x.group;
+                const uint8_t *p = span[t] + Q.header() + i * Q.payload();
+                prefetch<Q.payload() / 64>(p + STREAM_PREFETCH);
+                each<BLOCKS>([&]<int HALF>() TR_INLINED {
+                    F scale, min;
+                    I sums[1];
+                    scales.at(i * BLOCKS + HALF, scale, min);
+                    dot_block<Q, HALF * 4, false, 1>(p, q, s16, b, sums);
+                    acc[t] = f_fma(i_float(sums[0]), scale * f_set1(d[b]), acc[t]);
+                    if constexpr (Q.min != Min::None) acc[t] = f_fma(min, f_set1(ds[b * BLOCKS + HALF]), acc[t]);
+                });
+            }
+            span[t] += Q.span_bytes();
+        });
+    each<T>([&]<int t>() TR_INLINED { f_store(out[t], acc[t]); });
 }
 
 // Calls f<R>() for R = rows, one of 1..MAX.
@@ -207,6 +246,14 @@ template <class Call> inline void with_quants(const Quants &quants, Call &&call)
 
 void gemm_int(const Packed &w, int64_t tile, const Quantised &x, int64_t row0, int64_t rows, const Output &out, uint8_t *scratch) {
     with_quants(w.quants, [&]<Quants Q>() { tile_int<Q>(w, tile, x, row0, rows, out, scratch); });
+}
+
+void row_int(const Packed &w, int64_t count, int64_t side, const uint8_t *const *tiles, const Quantised &x, int64_t row, float *const *out) {
+    constexpr int MOST = STREAMS > 1 ? STREAMS + 1 : 1;
+    with_quants(w.quants, [&]<Quants Q>() {
+        for (int64_t i = 0; i < count; i += side)
+            with_rows<MOST>(count - i < side ? count - i : side, [&]<int T>() { tiles_int<Q, T>(w.k, tiles + i, x, row, out + i); });
+    });
 }
 
 template <Kind KIND> inline F load_weights(const uint8_t *tile, int64_t k) {
@@ -284,7 +331,5 @@ void embed(const Packed &w, int64_t token, float *out, int64_t width) {
         else out[k] = lane_of(load_weights<Kind::F16>(p, k), lane);
     }
 }
-
-#undef TR_INLINED
 
 } // namespace TR_NS

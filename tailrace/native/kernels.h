@@ -137,10 +137,13 @@ TR_INLINE int64_t value_block(Kept kept, int head_dim) {
     return kept_header(kept, head_dim) + int64_t(PAGE) * row;
 }
 
-// The KV pool of one layer: blocks [pages][kv_heads].
+// The KV pool of one layer: blocks [kv_heads][pages], so that pages in a row are one run of memory for each head.
 struct Kv {
     Kept key, value;
     uint8_t *keys, *values;
+    int64_t pages;
+    TR_INLINE uint8_t *key_at(int64_t page, int kv_head, int64_t block) const { return keys + (kv_head * pages + page) * block; }
+    TR_INLINE uint8_t *value_at(int64_t page, int kv_head, int64_t block) const { return values + (kv_head * pages + page) * block; }
 };
 
 // One attention layer over one step's batch.
@@ -198,6 +201,9 @@ struct Kernels {
     const char *name;
     // scratch: 16 * w.k bytes (the quants of one tile, a byte each)
     void (*gemm_int)(const Packed &w, int64_t tile, const Quantised &x, int64_t row0, int64_t rows, const Output &out, uint8_t *scratch);
+    // One row and `count` tiles of matrices like w, `side` at a time (at most `streams` and one): out[i] gets the sixteen of tile i.
+    void (*row_int)(const Packed &w, int64_t count, int64_t side, const uint8_t *const *tiles, const Quantised &x, int64_t row, float *const *out);
+    int streams; // runs of tiles that one row is best multiplied with side by side; 1: one after the other
     void (*gemm_float)(const Packed &w, int64_t tile, const float *x, int64_t ldx, int64_t row0, int64_t rows, const Output &out);
     void (*embed)(const Packed &table, int64_t token, float *out, int64_t width);
     void (*quantise)(const float *x, int64_t row, const Quantised &out);
@@ -219,13 +225,14 @@ struct Kernels {
     Sampled (*sample)(const SampleArgs &a, float *scratch); // scratch: 3 * padded floats
     const Peak *peaks;       // see ceilings.h
     int peak_count;
+    // A multiple of 256 bytes, `times` over, fetched so many bytes before they are needed; `ahead` < 0: four runs of them side by side.
     int32_t (*read_all)(const uint8_t *data, int64_t bytes, int64_t times, int64_t ahead);
 };
 
 // Floats of scratch for `attend` with this many rows (queries x heads of a group).
 TR_INLINE size_t attention_scratch(int64_t rows, int head_dim) {
     const size_t dim = size_t(padded_dim(head_dim));
-    return 2 * SPLIT * dim + size_t(rows) * 3 * dim + 8 * SPLIT;
+    return 2 * SPLIT * dim + size_t(rows) * 3 * dim + 2 * 6 * SPLIT;
 }
 
 const Kernels *kernels_portable();

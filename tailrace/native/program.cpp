@@ -85,7 +85,7 @@ int64_t Program::add_pool(int64_t pages, int kv_heads, int head_dim, Kept key, K
     if (p == MAP_FAILED) throw std::bad_alloc();
     mapped_.emplace_back(p, both);
     kv_bytes_ += int64_t(both);
-    caches_.push_back({{key, value, static_cast<uint8_t *>(p), static_cast<uint8_t *>(p) + keys}, kv_heads, head_dim, group});
+    caches_.push_back({{key, value, static_cast<uint8_t *>(p), static_cast<uint8_t *>(p) + keys, pages}, kv_heads, head_dim, group});
     return int64_t(caches_.size()) - 1;
 }
 
@@ -103,16 +103,16 @@ int64_t Program::page_bytes(int64_t group) const {
 template <class Copy> void Program::each_part(int64_t group, int64_t page, Copy copy) const {
     for (const Cache &c : caches_) {
         if (c.group != group) continue;
-        const int64_t keys = c.kv_heads * key_block(c.kv.key, c.head_dim), block = c.kv_heads * value_block(c.kv.value, c.head_dim);
-        copy(c.kv.keys + page * keys, size_t(keys));
-        uint8_t *values = c.kv.values + page * block;
-        const int64_t padded = padded_dim(c.head_dim);
-        if (c.kv.value != Kept::BF16 || padded == c.head_dim) {
-            copy(values, size_t(block));
-            continue;
+        const int64_t keys = key_block(c.kv.key, c.head_dim), block = value_block(c.kv.value, c.head_dim), padded = padded_dim(c.head_dim);
+        for (int h = 0; h < c.kv_heads; h++) copy(c.kv.key_at(page, h, keys), size_t(keys));
+        for (int h = 0; h < c.kv_heads; h++) {
+            uint8_t *values = c.kv.value_at(page, h, block);
+            if (c.kv.value != Kept::BF16 || padded == c.head_dim) {
+                copy(values, size_t(block));
+                continue;
+            }
+            for (int64_t pair = 0; pair < PAGE / 2; pair++) copy(values + pair * 4 * padded, sizeof(uint16_t) * 2 * size_t(c.head_dim));
         }
-        for (int64_t pair = 0; pair < int64_t(c.kv_heads) * PAGE / 2; pair++)
-            copy(values + pair * 4 * padded, sizeof(uint16_t) * 2 * size_t(c.head_dim));
     }
 }
 
@@ -328,17 +328,72 @@ Output Program::target(const Op &op, const Segment &s, int64_t tile, int64_t at)
     return {row(s.out, at) + s.column + tile * LANES, buffers_[size_t(s.out)].ld, bias, op.flag};
 }
 
-// Where the thread's lane of a product begins to read.
-const uint8_t *Program::first_weights(size_t i, int thread) const {
-    const Stage &stage = stages_[i];
-    const Op &op = *stage.first;
-    int64_t tile = share(op, stage.rows, stage.begin(uint32_t(thread) % stage.lanes)).from * (op.code == Code::Gate ? 2 : 1);
+// Where a tile of an operation's matrices lies, counted through them.
+const uint8_t *Program::tile_at(const Op &op, int64_t tile) const {
     for (const Segment &s : op.segments) {
         const Packed &w = weights_[size_t(s.weight)];
         if (tile < w.n / LANES) return w.data + size_t(tile) * w.tile_bytes();
         tile -= w.n / LANES;
     }
     return nullptr;
+}
+
+// Whether the tasks of a product are spread (see `spread`): one row, and matrices that one kernel can read side by side.
+bool Program::may_spread(const Op &op, int64_t rows) const {
+    const Packed &first = weights_[size_t(op.segments[0].weight)];
+    if (rows != 1 || k_->streams < 2 || !first.integer()) return false;
+    return std::all_of(op.segments.begin(), op.segments.end(), [&](const Segment &s) {
+        const Packed &w = weights_[size_t(s.weight)];
+        return w.integer() && w.quants.is(first.quants) && w.k == first.k;
+    });
+}
+
+// Runs of units (tiles, or blocks of a gate's) that are read side by side. A gate has two matrices, so each of them fewer.
+int64_t Program::streams(const Op &op) const { return op.code == Code::Gate ? (k_->streams + 1) / 2 : k_->streams; }
+
+// A lane's units in one of its runs.
+std::pair<int64_t, int64_t> Program::run_of(const Stage &stage, uint32_t lane, int64_t stream) const {
+    const Op &op = *stage.first;
+    const int64_t chunk = chunk_tiles(op), from = stage.begin(lane) * chunk, to = std::min(op.tiles, stage.begin(lane + 1) * chunk);
+    const int64_t count = to - from, runs = streams(op);
+    return {from + count * stream / runs, from + count * (stream + 1) / runs};
+}
+
+// The units of a task, of each of its lane's runs in turn: memory gives more where several runs are read side by side, and
+// task by task they go on where they were.
+int64_t Program::spread(const Stage &stage, uint32_t task, int64_t *units) const {
+    const uint32_t lane = stage.lane_of(task), begin = stage.begin(lane), tasks = stage.begin(lane + 1) - begin, number = task - begin;
+    const int64_t runs = streams(*stage.first);
+    int64_t from[4], to[4], count = 0, longest = 0;
+    for (int64_t s = 0; s < runs; s++) {
+        const auto [first, end] = run_of(stage, lane, s);
+        from[s] = first + (end - first) * number / tasks;
+        to[s] = first + (end - first) * (number + 1) / tasks;
+        longest = std::max(longest, to[s] - from[s]);
+    }
+    for (int64_t i = 0; i < longest; i++)
+        for (int64_t s = 0; s < runs; s++)
+            if (from[s] + i < to[s]) units[count++] = from[s] + i;
+    return count;
+}
+
+// Where the thread's lane of a product begins to read.
+Program::Starts Program::first_weights(size_t i, int thread) const {
+    const Stage &stage = stages_[i];
+    const Op &op = *stage.first;
+    const uint32_t lane = uint32_t(thread) % stage.lanes;
+    const int64_t tiles = op.code == Code::Gate ? 2 : 1;
+    if (!stage.spread) return {tile_at(op, share(op, stage.rows, stage.begin(lane)).from * tiles)};
+    Starts starts{};
+    size_t count = 0;
+    for (int64_t s = 0; s < streams(op); s++) {
+        const int64_t unit = run_of(stage, lane, s).first;
+        for (const Segment &matrix : op.segments) {
+            if (op.code == Code::Gate) starts[count++] = weights_[size_t(matrix.weight)].data + size_t(unit * 2) * weights_[size_t(matrix.weight)].tile_bytes();
+            else if (&matrix == &op.segments[0]) starts[count++] = tile_at(op, unit);
+        }
+    }
+    return starts;
 }
 
 std::vector<Program::Read> Program::reads() const {
@@ -425,6 +480,55 @@ bool Program::work_gate(const Stage &stage, Progress &p, int64_t task, uint32_t 
     if (!claim(p, task, step)) return false;
     for (int64_t block = share.from; block < share.to; block++, aside += 2 * tile_floats, up += 2 * tile_floats)
         k_->gate_block(aside, up, share.rows, share.row, block, out);
+    return true;
+}
+
+// One row's product whose task's tiles are spread. False where another thread has put the result in place.
+bool Program::work_spread(const Stage &stage, Progress &p, uint32_t task, uint32_t step, int thread) {
+    constexpr int64_t MOST = 4 * (MOST_TILES + 4);
+    const Op &op = *stage.first;
+    const Input x = input(op.x, 1);
+    float *aside = aside_[size_t(thread)].data(), *out[MOST];
+    const uint8_t *tiles[MOST];
+    int64_t units[MOST];
+    const int64_t count = spread(stage, task, units);
+    const Packed &w = weights_[size_t(op.segments[0].weight)];
+    if (op.code == Code::Gate) {
+        const int64_t runs = streams(op), side = 2 * runs;
+        int64_t n = 0;
+        for (int64_t i = 0; i < count; i += runs) // the gates' and the ups' tiles of as many blocks as there are runs
+            for (int64_t half = 0; half < 2; half++)
+                for (int64_t m = 0; m < 2; m++)
+                    for (int64_t b = i; b < std::min(i + runs, count); b++) {
+                        tiles[n] = weights_[size_t(op.segments[size_t(m)].weight)].data + size_t(units[b] * 2 + half) * w.tile_bytes();
+                        out[n++] = aside + (b * 4 + m * 2 + half) * LANES;
+                    }
+        k_->row_int(w, n, side, tiles, x.rounded, 0, out);
+        if (!claim(p, task, step)) return false;
+        const Quantised to = rounded(op.out, 1);
+        for (int64_t b = 0; b < count; b++) {
+            float *block = aside + b * 4 * LANES;
+            for (int64_t m = 0; m < 2; m++)
+                if (const int bias = op.segments[size_t(m)].bias; bias >= 0)
+                    for (int64_t i = 0; i < 2 * LANES; i++) block[m * 2 * LANES + i] += vectors_[size_t(bias)][size_t(units[b] * 2 * LANES + i)];
+            k_->gate_block(block, block + 2 * LANES, 1, 0, units[b], to);
+        }
+        return true;
+    }
+    for (int64_t i = 0; i < count; i++) tiles[i] = tile_at(op, units[i]), out[i] = aside + i * LANES;
+    k_->row_int(w, count, streams(op), tiles, x.rounded, 0, out);
+    if (!claim(p, task, step)) return false;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t tile = units[i];
+        for (const Segment &s : op.segments) {
+            const int64_t n = weights_[size_t(s.weight)].n / LANES;
+            if (tile < n) {
+                k_->place(out[i], 1, target(op, s, tile, 0));
+                break;
+            }
+            tile -= n;
+        }
+    }
     return true;
 }
 
@@ -532,8 +636,8 @@ void Program::work_sample(const Op &op, int64_t r, int64_t first_wanted, int thr
 // False where the task was computed for nothing: another thread had done so.
 bool Program::work(const Stage &s, Progress &p, int64_t task, uint32_t step, int thread) {
     switch (s.first->code) {
-    case Code::Linear: return work_linear(s, p, task, step, thread);
-    case Code::Gate: return work_gate(s, p, task, step, thread);
+    case Code::Linear: return s.spread ? work_spread(s, p, uint32_t(task), step, thread) : work_linear(s, p, task, step, thread);
+    case Code::Gate: return s.spread ? work_spread(s, p, uint32_t(task), step, thread) : work_gate(s, p, task, step, thread);
     case Code::Attend: work_attend(*s.first, task, thread); return true;
     case Code::Merge: work_merge(*s.first, task); return true;
     case Code::Sample: work_sample(*s.first, task, s.first_wanted, thread); return true;
@@ -652,13 +756,14 @@ void Program::complete(const Stage &stage, Progress &p, uint32_t task, uint32_t 
 // nanoseconds are computed again, where that is possible: their threads may not be running.
 bool Program::finish(const Stage &stage, Progress &p, uint32_t step, int thread, int64_t patience) {
     const uint64_t complete = (uint64_t(step) << 32 | stage.lanes) + (stage.after != stage.after_end || stage.closing);
-    const uint8_t *ahead = stage.ahead < 0 ? nullptr : ahead_[size_t(stage.ahead) * size_t(threads_) + size_t(thread)];
+    const Starts ahead = stage.ahead < 0 ? Starts{} : ahead_[size_t(stage.ahead) * size_t(threads_) + size_t(thread)];
+    const auto runs = int(std::find(ahead.begin(), ahead.end(), nullptr) - ahead.begin());
     const auto over = [&](uint64_t done) { return static_cast<int32_t>(static_cast<uint32_t>(done >> 32) - step) > 0; };
     int64_t deadline = stage.aside ? now_ns() + patience : 0;
     uint64_t done = p.done.load(std::memory_order_acquire);
     // Never parks before the deadline: how long a turn takes is the processor's affair.
     for (int i = 0; (i < SPIN || deadline) && done != complete && !over(done); i++) {
-        if (ahead && i < AHEAD) __builtin_prefetch(ahead + 64 * i, 0, 2);
+        if (runs && i < AHEAD) __builtin_prefetch(ahead[size_t(i % runs)] + 64 * (i / runs), 0, 2);
         relax();
         if (deadline && i % 16 == 15 && now_ns() > deadline) {
             deadline = 0;
@@ -772,7 +877,7 @@ void Program::plan_stages() {
         }
         const bool aside = is_product(op) && rows <= ASIDE_ROWS && threads_ > 1;
         const auto n = static_cast<uint32_t>(tasks);
-        stages_[count++] = {&op, &op, rows, first_wanted, n, std::min(n, uint32_t(threads_)), after, after, -1, aside, false};
+        stages_[count++] = {&op, &op, rows, first_wanted, n, std::min(n, uint32_t(threads_)), after, after, -1, aside && may_spread(op, rows), aside, false};
     };
     for (size_t i = 0; i < tail_; i++) add(ops_[i], step_.count, 0);
     for (int64_t w = 0; w < step_.wanted_count; w += slab_)

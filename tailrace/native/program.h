@@ -1,6 +1,7 @@
 // A model's operations, recorded once and replayed for every step without the interpreter.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
@@ -8,6 +9,7 @@
 #include <mutex>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels.h"
@@ -171,6 +173,7 @@ class Program {
         uint32_t tasks = 0, lanes = 0;
         size_t after = 0, after_end = 0;
         int64_t ahead = -1; // the stage whose weights are read next, where a waiting thread may fetch them
+        bool spread = false; // a task's tiles are of several runs of its lane's, see `spread`
         bool aside = false; // tasks are computed aside, and put in place by whoever is first to claim them
         bool closing = false; // the step is complete with it
         TR_INLINE uint32_t begin(uint32_t lane) const { return uint32_t(uint64_t(tasks) * lane / lanes); }
@@ -201,6 +204,7 @@ class Program {
         int64_t ld;
         Quantised rounded;
     };
+    using Starts = std::array<const uint8_t *, 4>; // where runs of weights begin; null: there are fewer
     // What one task of a product covers.
     struct Share {
         int64_t from, to, row, rows;
@@ -221,7 +225,13 @@ class Program {
     void product(const Packed &w, int64_t tile, const Input &x, const Share &share, const Output &out, int thread);
     int64_t chunk_tiles(const Op &op) const;
     Share share(const Op &op, int64_t rows, int64_t task) const;
-    const uint8_t *first_weights(size_t stage, int thread) const;
+    Starts first_weights(size_t stage, int thread) const;
+    bool may_spread(const Op &op, int64_t rows) const;
+    int64_t streams(const Op &op) const;
+    std::pair<int64_t, int64_t> run_of(const Stage &stage, uint32_t lane, int64_t stream) const;
+    int64_t spread(const Stage &stage, uint32_t task, int64_t *units) const;
+    const uint8_t *tile_at(const Op &op, int64_t tile) const;
+    bool work_spread(const Stage &stage, Progress &p, uint32_t task, uint32_t step, int thread);
     Output target(const Op &op, const Segment &s, int64_t tile, int64_t row);
     void work_attend(const Op &op, int64_t task, int thread);
     void work_merge(const Op &op, int64_t task);
@@ -265,7 +275,7 @@ class Program {
     std::atomic<uint32_t> version_{0};     // of the stages; odd while they change
     std::vector<Stage> stages_;
     std::vector<After> after_;
-    std::vector<const uint8_t *> ahead_; // of each stage that is a product, and each thread: where its lane begins
+    std::vector<Starts> ahead_; // of each stage that is a product, and each thread: where its lane begins to read
     std::atomic<size_t> stage_count_{0};
     std::atomic<uint32_t> number_{0}; // of the step
     std::atomic<int> parked_{0};

@@ -291,10 +291,10 @@ inline void store_value(const float *v, int at, bool last, int head_dim, Kept ke
 void store_kv(const float *k, const float *v, int64_t slot, bool last, int kv_heads, int head_dim, const Kv &kv) {
     const int64_t page = slot / PAGE;
     const int at = int(slot % PAGE);
+    const int64_t keys = key_block(kv.key, head_dim), values = value_block(kv.value, head_dim);
     for (int h = 0; h < kv_heads; h++) {
-        const int64_t block = page * kv_heads + h;
-        store_key(k + h * head_dim, at, last, head_dim, kv.key, kv.keys + block * key_block(kv.key, head_dim));
-        store_value(v + h * head_dim, at, last, head_dim, kv.value, kv.values + block * value_block(kv.value, head_dim));
+        store_key(k + h * head_dim, at, last, head_dim, kv.key, kv.key_at(page, h, keys));
+        store_value(v + h * head_dim, at, last, head_dim, kv.value, kv.value_at(page, h, values));
     }
 }
 
