@@ -200,3 +200,25 @@ def test_a_seeded_request_keeps_its_seed_beside_unseeded_ones(model: Model, cach
     ]
     got = Engine(model, cache).run([*others[:3], REQUESTS["one"], *others[3:]])
     assert got["one"] == alone["one"]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(60, temperature=0.0, logprobs=1),
+        SamplingParams(60, temperature=1.0, seed=5, logit_bias={500: 40.0, 501: 37.5}, logprobs=0),
+    ],
+    ids=["greedy", "sampled"],
+)
+def test_drafted(model: Model, cache: Path, params: SamplingParams) -> None:
+    """Text that goes in a loop: what is computed along with its drafts has the bits of one token at a time."""
+    loop = [Submit("loop", prompt(7, 11) * 6, params)]
+    beside = [*loop, REQUESTS["nucleus"], REQUESTS["penalised"]]
+    plain, quick = Engine(model, cache, draft_tokens=0), Engine(model, cache, prefix_cache=False)
+    truth = plain.run(loop)
+    assert quick.run(loop) == truth
+    drafts, drafted, accepted = quick.core.gauges.drafts
+    assert 0 < accepted <= drafted
+    assert quick.core.steps == plain.core.steps - accepted
+    assert quick.run(beside)["loop"] == truth["loop"]
+    assert quick.core.gauges.drafts[0] > drafts
