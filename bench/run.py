@@ -31,7 +31,12 @@ class Setting:
 
     @property
     def ours(self) -> str:
-        """The command of our server, with {port}."""
+        """The command of our server, with {port}. Without drafts: what is compared is decoding."""
+        return f"{self.drafting} --draft-tokens 0"
+
+    @property
+    def drafting(self) -> str:
+        """The same as it is by default."""
         _ = self.model  # pulled before a server is timed
         return f"{Path(sys.executable).with_name('tailrace')} serve {self.args.model} --port {{port}}"
 
@@ -73,6 +78,7 @@ BENCHES: dict[str, tuple[str, str, Callable[[Any, Setting], None]]] = {
     "grammar": ("grammar", "Structured output", lambda m, s: m.run(s.model, s.args.threads)),
     "kvquant": ("kvquant", "KV in fewer bits", _kvquant),
     "serve": ("serve", "Through HTTP", lambda m, s: m.run(s.servers, s.workloads(m.WORKLOADS), s.args.repeats)),
+    "drafts": ("drafts", "Drafts", lambda m, s: m.run(s.drafting, max(9, s.args.repeats))),
     "start": ("start", "Start", lambda m, s: m.run(s.servers, s.args.model, s.args.starts)),
     "shapes": ("shapes", "Larger shapes, through HTTP", _shapes),
     "neighbour": ("neighbour", "Beside a busy process", lambda m, s: m.run(s.servers, s.args.repeats)),
