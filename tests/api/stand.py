@@ -106,6 +106,7 @@ def build(spec: EngineSpec, kind: type[Parrot]) -> Loaded:
         kv_tokens=kv_tokens,
         max_context=spec.max_context or 2048,
         step_tokens=spec.step_tokens,
+        draft_tokens=spec.draft_tokens,
         max_running=spec.max_running,
         max_waiting=spec.max_waiting,
         prefix_cache=spec.prefix_cache,
