@@ -25,7 +25,7 @@ from tailrace.engine.spec import EngineSpec
 from tailrace.kv.cost import LoadCost
 from tailrace.terms import InvalidInput
 from tailrace.text import Text, TokenBytes
-from tailrace.text.answer.formats import TOOL_FORMATS
+from tailrace.text.answer.formats import LAYOUTS, TOOL_FORMATS, Layout, ToolFormat
 from tailrace.text.grammar import Compiler
 from tests.fakes import FakeBackend
 
@@ -207,8 +207,14 @@ class StandText:
                     ids += [FIRST_BYTE + value for value in piece.encode()]
         return ids
 
-    def control_ids(self, texts: Sequence[str]) -> tuple[int, ...]:
-        return (TAG,) if "[TOOL_CALLS]" in texts else ()
+    def control_tags(self, texts: Sequence[str]) -> dict[str, int]:
+        return {"[TOOL_CALLS]": TAG} if "[TOOL_CALLS]" in texts else {}
+
+    def tag_id(self, text: str) -> int | None:
+        return TAG if text == "[TOOL_CALLS]" else None
+
+    def tool_layout(self, form: ToolFormat) -> Layout:
+        return LAYOUTS[form.name]
 
     def encode_inside(self, text: str) -> list[int]:
         return self.encode(text, add_bos=False)

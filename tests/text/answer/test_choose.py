@@ -16,8 +16,10 @@ from tailrace.text.answer.formats import (
     REASONING_PARSERS,
     THINK,
     TOOL_PARSERS,
+    Layout,
     ToolFormat,
 )
+from tailrace.text.answer.formats import LAYOUTS as USUAL
 from tailrace.text.answer.reasoning import Opened
 from tests.text.support import text_of
 
@@ -53,6 +55,32 @@ LAYOUTS: list[tuple[str, ToolFormat | None]] = [
 @pytest.mark.parametrize(("layout", "form"), LAYOUTS, ids=[layout[:40] for layout, _ in LAYOUTS])
 def test_the_format_is_what_the_template_does_with_a_call(layout: str, form: ToolFormat | None) -> None:
     assert text_of("qwen", template(layout)).tool_format == form
+
+
+WRITTEN: list[tuple[str, Layout]] = [
+    (LAYOUTS[0][0], Layout('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "\n")),
+    (LAYOUTS[1][0], Layout('<tool_call>{"name":"', '","arguments":', "}</tool_call>", "\n")),
+    (LAYOUTS[2][0], Layout('{"name": "', '", "arguments": ', "}", ", ", "[TOOL_CALLS] [", "]")),
+    (LAYOUTS[3][0], Layout("[TOOL_CALLS]", "[ARGS]", "", "")),
+    (LAYOUTS[4][0], Layout("[TOOL_CALLS]", "[ARGS]", "", "", ident="[CALL_ID]")),
+    (LAYOUTS[5][0], Layout('{"name": "', '", "parameters": ', "}")),
+    (LAYOUTS[7][0], Layout('{"name": "', '", "arguments": ', "}")),
+    (LAYOUTS[8][0], Layout('{"name": "', '", "arguments": ', "}", ", ", "[", "]")),
+    (LAYOUTS[9][0], Layout('{"name": "', '", "arguments": ', "}", None, "```json\n", "\n```")),
+]
+
+
+@pytest.mark.parametrize(("layout", "written"), WRITTEN, ids=[layout[:40] for layout, _ in WRITTEN])
+def test_a_layout_is_the_templates_to_the_letter(layout: str, written: Layout) -> None:
+    text = text_of("qwen", template(layout))
+    assert text.tool_format is not None
+    assert text.tool_layout(text.tool_format) == written
+
+
+def test_a_layout_that_the_template_does_not_show_is_the_usual_one() -> None:
+    for form in (HERMES, MISTRAL, JSON, LLAMA3):
+        assert text_of("qwen", template("@NAME(@ARGS)")).tool_layout(form) == USUAL[form.name]
+        assert text_of("qwen", "{{ raise_exception('no') }}").tool_layout(form) == USUAL[form.name]
 
 
 def test_the_formats_of_whole_templates() -> None:
@@ -108,10 +136,11 @@ def test_what_a_user_writes_opens_nothing() -> None:
 
 def test_only_control_tokens_without_text_have_to_be_shown() -> None:
     tekken = text_of("tekken")
-    assert tekken.control_ids(["[TOOLS]", "[nothing]"]) == (
-        tekken.encode("[TOOLS]", add_bos=False, parse_special=True)[0],
-    )
-    assert text_of("qwen").control_ids(HERMES.tags + THINK.tags) == ()
+    ident = tekken.encode("[TOOLS]", add_bos=False, parse_special=True)[0]
+    assert tekken.control_tags(["[TOOLS]", "[nothing]"]) == {"[TOOLS]": ident}
+    assert text_of("qwen").control_tags(HERMES.tags + THINK.tags) == {}
+    assert tekken.tag_id("[TOOLS]") == ident
+    assert tekken.tag_id("[nothing]") is None
 
 
 def test_the_command_line_knows_every_parser() -> None:
