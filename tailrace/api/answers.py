@@ -101,7 +101,7 @@ class Answers:
 
     def reading(self, text: Text, prompt: list[int], tools: Tools, writes: ToolFormat | None) -> Reading | None:
         """How the answers to a prompt are taken apart; None where they are all text."""
-        reasoning = self._reasoning(text)
+        reasoning = self.reasoning(text)
         if reasoning is None and writes is None:
             return None
         from tailrace.text.answer.reasoning import Opened
@@ -115,7 +115,8 @@ class Answers:
             tuple(text.control_tags(_tags(reasoning, writes)).values()),
         )
 
-    def _reasoning(self, text: Text) -> ReasoningFormat | None:
+    def reasoning(self, text: Text) -> ReasoningFormat | None:
+        """How the model marks its reasoning; None where it does not reason."""
         named = self._settings.reasoning_parser
         if named == "none":
             return None

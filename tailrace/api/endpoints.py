@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -66,28 +65,19 @@ async def chat_completions(service: Service, exchange: Exchange) -> None:
     """POST /v1/chat/completions."""
     service.need()
     body = await read(service, exchange, schema.CHAT)
-    chat = await prepare(service, exchange, body, "chatcmpl")
-    text, _ = service.need()
-    service.submit(chat.plan, exchange, "chat")
-    shape = ChatShape(chat.plan.facts(body.model), service.table(text), chat.call_id)
-    await service.respond(chat.plan, exchange, shape)
-
-
-@dataclass(frozen=True)
-class Chat:
-    """A chat that is ready to be submitted. `call_id` makes the ids of its calls."""
-
-    plan: Plan
-    call_id: Callable[[], str]
-
-
-async def prepare(
-    service: Service, exchange: Exchange, body: schema.Chat, prefix: str, budget: int | None = None
-) -> Chat:
-    """Checks a chat and plans it. `prefix` begins its id; `budget`: most tokens of reasoning. Raises InvalidInput, or
-    HttpError where it cannot be served now."""
-    text, ready = service.need()
     service.need_model(body.model)
+    plan, call_id = await chat_plan(service, exchange, body, "chatcmpl-")
+    service.submit(plan, exchange, "chat")
+    assert service.text is not None
+    await service.respond(plan, exchange, ChatShape(plan.facts(body.model), service.table(service.text), call_id))
+
+
+async def chat_plan(
+    service: Service, exchange: Exchange, body: schema.Chat, prefix: str, budget: int | None = None
+) -> tuple[Plan, Callable[[], str]]:
+    """A chat completion, checked and ready to be submitted, and what makes the ids of its calls of tools. `budget` is
+    the most tokens of reasoning. Raises InvalidInput, or HttpError where nothing can be served."""
+    text, ready = service.need()
     limits = service.settings.limits
     asked = check(body, limits, vocab=text.vocab_size, timeline=wants_timeline(exchange))
     tools = read_tools(body, limits)
@@ -98,7 +88,7 @@ async def prepare(
     asked = await constrained(service.grammars, text, asked, tools, reading, budget)
     service.need()
     plan = service.plan(asked, [prompt], ready.max_context, prefix, start=True, reading=reading)
-    return Chat(plan, call_ids(short=writes is not None and text.short_call_ids))
+    return plan, call_ids(short=writes is not None and text.short_call_ids)
 
 
 def wants_timeline(exchange: Exchange) -> bool:
@@ -123,7 +113,7 @@ async def completions(service: Service, exchange: Exchange) -> None:
     prompts = await completion_prompts(service, prompts_given, asked, ready.max_context)
     echo = await echoed(text, body, prompts_given, asked)
     service.need()
-    plan = service.plan(asked, prompts, ready.max_context, "cmpl", start=False)
+    plan = service.plan(asked, prompts, ready.max_context, "cmpl-", start=False)
     shape = TextShape(plan.facts(body.model), service.table(text), echo, echo_logprobs=asked.echo and asked.logprobs)
     service.submit(plan, exchange, "completions")
     await service.respond(plan, exchange, shape)

@@ -55,6 +55,7 @@ RESUMED = ("ram", "tier", "computed")
 REASONS = ("stop", "length", "abort", "error", "timeout")
 ENDPOINTS = (
     "chat",
+    "messages",
     "completions",
     "models",
     "tokenize",
