@@ -37,6 +37,8 @@ FIRST_BYTE = 8
 VOCAB = 512
 PADDED = 500
 """Ids from here on are rows of the model without a token."""
+CLOSE = PADDED - 1
+"""The token that ends reasoning."""
 
 
 class Parrot(FakeBackend):
@@ -90,7 +92,8 @@ def table() -> TokenBytes:
     """Specials, the 256 bytes, and a few words."""
     spelled = [name.encode() for name in SPECIALS] + [b"[TOOL_CALLS]"]
     spelled += [bytes([value]) for value in range(256)]
-    spelled += [f" w{index}".encode() for index in range(PADDED - len(spelled))]
+    spelled += [f" w{index}".encode() for index in range(CLOSE - len(spelled))]
+    spelled.append(b"</think>")
     return TokenBytes.build(spelled, range(FIRST_BYTE))
 
 
@@ -211,7 +214,7 @@ class StandText:
         return {"[TOOL_CALLS]": TAG} if "[TOOL_CALLS]" in texts else {}
 
     def tag_id(self, text: str) -> int | None:
-        return TAG if text == "[TOOL_CALLS]" else None
+        return {"[TOOL_CALLS]": TAG, "</think>": CLOSE}.get(text)
 
     def tool_layout(self, form: ToolFormat) -> Layout:
         return LAYOUTS[form.name]

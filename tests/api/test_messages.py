@@ -292,13 +292,21 @@ def test_thinking_is_a_block_where_it_is_asked_for(thinker: Client) -> None:
     assert [block.type for block in called.content] == ["thinking", "tool_use"]
 
 
-def test_a_budget_of_thinking_is_kept() -> None:
-    with serving(served_names=["stand"], reasoning_parser="mistral") as server, Client(server) as client:
-        said = "[THINK]" + "x" * 50 + "[/THINK]So."
-        budget = {"type": "enabled", "budget_tokens": 20}
-        status, error = client.refused({"thinking": budget, "max_tokens": 200, "messages": user(said)})
-        assert (status, error["type"]) == (400, "invalid_request_error")
-        assert "thinking.budget_tokens" in error["message"]
+def test_a_budget_of_thinking_is_kept(thinker: Client) -> None:
+    budget = {"type": "enabled", "budget_tokens": 20}
+    message = thinker.both("<think>\n" + "x" * 60 + "So.", thinking=budget)
+    assert message.content[0].thinking == "x" * 20
+    assert message.usage.output_tokens_details.thinking_tokens == 21  # with the tag
+    assert message.content[1].text.endswith("xSo.")  # the stand-in goes on where it was
+    called = thinker.both("<think>\n" + "x" * 60, thinking=budget, tools=TOOLS, tool_choice={"type": "any"})
+    assert called.content[0].thinking == "x" * 20
+    assert called.content[1].type == "tool_use"
+    status, error = thinker.refused({"thinking": {"type": "enabled", "budget_tokens": 10}, "max_tokens": 10})
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert "thinking.budget_tokens" in error["message"]
+    with serving(served_names=["stand"], reasoning_parser="mistral") as server, Client(server) as other:
+        _, error = other.refused({"thinking": budget, "max_tokens": 200})
+        assert "thinking.budget_tokens cannot be kept" in error["message"]
 
 
 def user(text: str) -> list[dict[str, Any]]:
