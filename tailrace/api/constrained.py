@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tailrace.api.params import Asked
     from tailrace.api.tools import Tools
     from tailrace.text import Text
-    from tailrace.text.toolgrammar import Calls, Thinking
+    from tailrace.text.toolgrammar import Calls, Tags, Thinking
 
 
 async def constrained(
@@ -27,19 +27,20 @@ async def constrained(
     the most tokens of reasoning. Raises InvalidInput that names the tool whose schema cannot be served."""
     if reading is None or (asked.form is None and not tools.bound and budget is None):
         return asked
-    from tailrace.text.toolgrammar import answer_grammar
+    from tailrace.text.toolgrammar import Tags, answer_grammar
 
     form = None if asked.form is None else asked.form.grammar
     calls = _calls(text, tools, reading) if tools.bound or (form is not None and tools.offered is not None) else None
-    ids = text.control_tags(reading.tags)
-    grammar = answer_grammar(thinking=_thinking(text, reading, budget), calls=calls, form=form, ids=ids)
+    tokens = {tag: ident for tag in reading.tags if (ident := text.tag_id(tag)) is not None}
+    tags = Tags(tokens, text.control_tags(reading.tags).keys())
+    grammar = answer_grammar(thinking=_thinking(reading, budget), calls=calls, form=form, tags=tags)
     if grammar is None or grammar == form:
         return asked
     try:
         await desk.admit(Wanted(grammar, "tools" if asked.form is None else asked.form.param))
     except InvalidInput:
         if calls is not None:
-            await _blame(desk, tools, calls, ids)
+            await _blame(desk, tools, calls, tags)
         raise
     return replace(asked, params=msgspec.structs.replace(asked.params, grammar=grammar))
 
@@ -52,22 +53,22 @@ def _calls(text: Text, tools: Tools, reading: Reading) -> Calls:
     return Calls(functions(tools), reading.tools, layout, tools.required, tools.parallel)
 
 
-def _thinking(text: Text, reading: Reading, budget: int | None) -> Thinking | None:
+def _thinking(reading: Reading, budget: int | None) -> Thinking | None:
     from tailrace.text.answer.reasoning import Opened
     from tailrace.text.toolgrammar import Thinking
 
     if reading.reasoning is None or reading.opened is Opened.CLOSED:
         return None
-    return Thinking(reading.reasoning, reading.opened, budget, text.tag_id(reading.reasoning.closer))
+    return Thinking(reading.reasoning, reading.opened, budget)
 
 
-async def _blame(desk: GrammarDesk, tools: Tools, calls: Calls, ids: dict[str, int]) -> None:
+async def _blame(desk: GrammarDesk, tools: Tools, calls: Calls, tags: Tags) -> None:
     """Raises InvalidInput for the first tool that cannot be served by itself."""
     from tailrace.text.toolgrammar import answer_grammar
 
     names = [tool["function"]["name"] for tool in tools.offered or ()]
     for function in calls.functions:
         alone = replace(calls, functions=[function], required=True)
-        grammar = answer_grammar(thinking=None, calls=alone, form=None, ids=ids)
+        grammar = answer_grammar(thinking=None, calls=alone, form=None, tags=tags)
         assert grammar is not None
         await desk.admit(Wanted(grammar, parameters_at(names.index(function.name))))

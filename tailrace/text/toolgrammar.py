@@ -1,14 +1,14 @@
 """What a whole answer must match: reasoning first, then calls of tools in the model's own format, or text of a form.
 
-A tag that is a control token without text of its own (`[TOOL_CALLS]`, say) is asked for by its id, any other as text,
-however the tokenizer spells it.
+A tag that is one token for the model is asked for as that token. Where the model writes it of its own accord, it may be
+spelled in any way, unless it is a control token without text of its own (`[TOOL_CALLS]`, say): a *silent* one.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,12 +54,11 @@ class Calls:
 @dataclass(frozen=True)
 class Thinking:
     """Reasoning that comes first. `opened`: what the prompt says of it, never CLOSED. `budget`: most tokens between the
-    tags; it takes a closing tag that is one token, `closer`."""
+    tags; it takes a closing tag that is one token."""
 
     form: ReasoningFormat
     opened: Opened
     budget: int | None = None
-    closer: int | None = None
 
     @property
     def optional(self) -> bool:
@@ -67,18 +66,25 @@ class Thinking:
         return self.opened is Opened.NO and not self.form.begins
 
 
+@dataclass(frozen=True)
+class Tags:
+    """`tokens`: the tags that are one token for the model, with its id; `silent`: those that produce no text."""
+
+    tokens: Mapping[str, int]
+    silent: Collection[str] = ()
+
+
 def answer_grammar(
-    *, thinking: Thinking | None, calls: Calls | None, form: Grammar | None, ids: Mapping[str, int]
+    *, thinking: Thinking | None, calls: Calls | None, form: Grammar | None, tags: Tags
 ) -> Grammar | None:
     """The grammar of an answer; None where anything will do. `form`: what its text must match, where it is no call.
-    `ids`: of the tags that are control tokens.
 
     Where calls are not required and there is no form, text may stand around them, and what begins like a call is one.
     Schemas and form are the caller's, so the whole has to be checked (`grammar.check`). Raises InvalidInput for a form
     that is no JSON."""
     if calls is None and (thinking is None or (form is None and thinking.budget is None)):
         return form
-    rules = _Rules(ids)
+    rules = _Rules(tags)
     first = thinking.form.opener if thinking is not None and thinking.optional else ""
     if calls is None:
         rest = embedded(form) if form is not None else rules.text("FREE", first)
@@ -99,7 +105,7 @@ def answer_grammar(
 class _Rules:
     """A Lark grammar in the making."""
 
-    ids: Mapping[str, int]
+    tags: Tags
     lines: list[str] = field(default_factory=list)
 
     def add(self, name: str, body: str) -> str:
@@ -110,28 +116,29 @@ class _Rules:
     def text(self, name: str, first: str = "", without: str = "") -> str:
         """A terminal of any text that does not begin with `first` and has no `without` in it."""
         body = _ANYTHING
-        if first and first not in self.ids:
+        if first and first not in self.tags.silent:
             body += f" & ~/(?s:{_escaped(first)}.*)/"
-        if without and without not in self.ids:
+        if without and without not in self.tags.silent:
             body += f" & ~/(?s:.*{_escaped(without)}.*)/"
         return self.add(name, body)
 
     def literal(self, text: str) -> str:
         """This text."""
-        tags = "|".join(map(re.escape, self.ids))
+        tokens = self.tags.tokens
+        tags = "|".join(map(re.escape, tokens))
         pieces = re.split(f"({tags})", text) if tags else [text]
-        return " ".join(f"<[{self.ids[one]}]>" if one in self.ids else _quoted(one) for one in pieces if one)
+        return " ".join(f"<[{tokens[one]}]>" if one in tokens else _quoted(one) for one in pieces if one)
 
 
 def _think(rules: _Rules, thinking: Thinking) -> None:
     """`think`: reasoning, its tags, and what stands between it and the answer."""
     form = thinking.form
     begin = rules.literal(form.opener) if thinking.optional else ""
-    bounded = thinking.budget is not None and thinking.closer is not None
-    if form.closer in rules.ids or bounded:
+    bounded = thinking.budget is not None and form.closer in rules.tags.tokens
+    if form.closer in rules.tags.silent or bounded:
         thought = rules.text("THOUGHT", without=form.closer)
         inside = rules.add(f"thought[max_tokens={thinking.budget}]" if bounded else "thought", thought)
-        end = f"<[{rules.ids.get(form.closer, thinking.closer)}]>"
+        end = rules.literal(form.closer)
     else:
         inside = rules.add("thought[lazy]", f"/(?s:.*){_escaped(form.closer)}/")
         end = ""
@@ -215,12 +222,13 @@ def _among_text(rules: _Rules, calls: Calls, first: str) -> str:
     opener = calls.form.opener
     if calls.form.bare:
         signs = r" \t\r\n{" + (r"\[" if calls.form.listed else "") + ("`" if calls.form.fences else "")
-        tag = f" & ~/(?s:.*{_escaped(opener)}.*)/" if opener and opener not in rules.ids else ""
-        begin = f" & ~/(?s:{_escaped(first)}.*)/" if first and first not in rules.ids else ""
+        tag = f" & ~/(?s:.*{_escaped(opener)}.*)/" if opener and opener not in rules.tags.silent else ""
+        begin = f" & ~/(?s:{_escaped(first)}.*)/" if first and first not in rules.tags.silent else ""
         plain = rules.add("PLAIN", f"/([^{signs}](?s:.*))?/{tag}{begin}")
         return f"{_calls(rules, calls)} | {plain}"
     tag, block = _block(rules, calls)
-    lazy = "" if opener in rules.ids else "[lazy]"
+    silent = opener in rules.tags.silent
+    lazy, tag = ("", tag) if silent else ("[lazy]", _quoted(opener))
     lead = rules.add(f"lead{lazy}", f"{rules.text('FIRST', first)} {tag}")
     if not calls.several:
         return f"FIRST | {lead} {block} {rules.text('LAST', without=opener)}"

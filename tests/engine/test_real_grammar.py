@@ -21,7 +21,7 @@ from tailrace.text.answer.formats import LAYOUTS, TOOL_FORMATS
 from tailrace.text.answer.parts import Arguments, Call, Content, merged
 from tailrace.text.answer.tools import ToolParser
 from tailrace.text.grammar import Compiler, Grammar, choice
-from tailrace.text.toolgrammar import NO_ARGUMENTS, Calls, Function, answer_grammar
+from tailrace.text.toolgrammar import NO_ARGUMENTS, Calls, Function, Tags, answer_grammar
 
 CONTEXT = 512
 VOCAB = 49_152
@@ -141,7 +141,7 @@ def test_required_calls_parse_and_are_valid_in_each_format(
     requests = []
     for name, form in TOOL_FORMATS.items():
         calls = Calls(functions, form, LAYOUTS[name], required=True)
-        grammar = answer_grammar(thinking=None, calls=calls, form=None, ids={})
+        grammar = answer_grammar(thinking=None, calls=calls, form=None, tags=Tags({}))
         for at, prompt in enumerate(prompts):
             params = SamplingParams(max_tokens=160, temperature=0.8, seed=at, grammar=grammar)
             requests.append(Submit(f"{name}.{at}", prompt, params))

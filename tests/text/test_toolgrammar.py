@@ -14,14 +14,14 @@ from tailrace.text.answer.parts import Arguments, Call
 from tailrace.text.answer.reasoning import Opened, ReasoningParser
 from tailrace.text.answer.tools import ToolParser
 from tailrace.text.grammar import Compiler, Grammar, check, choice
-from tailrace.text.toolgrammar import NO_ARGUMENTS, Calls, Function, Thinking, answer_grammar
+from tailrace.text.toolgrammar import NO_ARGUMENTS, Calls, Function, Tags, Thinking, answer_grammar
 
 CONTROLS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]")
 MARKUP = ("<tool_call>", "</think>", "k>\n")
 SPELLED = [b"<eos>", *(one.encode() for one in CONTROLS), *(bytes([value]) for value in range(256))]
 SPELLED += [one.encode() for one in MARKUP]
 IDS = {tag: at for at, tag in enumerate(CONTROLS, 1)}
-CLOSER = SPELLED.index(b"</think>")
+CLOSER, TOOL_CALL = SPELLED.index(b"</think>"), SPELLED.index(b"<tool_call>")
 
 WEATHER = Function(
     "weather",
@@ -67,12 +67,17 @@ def fits(compiler: Compiler, grammar: Grammar | None, ids: list[int]) -> bool:
     return bool(matcher._matcher.try_consume_tokens(ids) == len(ids) and matcher._matcher.is_accepting())
 
 
+TAGS = Tags(IDS, CONTROLS)
+
+
 def calls_of(form: str, layout: Layout | None = None, *, required: bool = True, parallel: bool = True) -> Calls:
     return Calls([WEATHER, NOW], TOOL_FORMATS[form], layout or LAYOUTS[form], required, parallel)
 
 
-def grammar_of(calls: Calls | None, form: Grammar | None = None, thinking: Thinking | None = None) -> Grammar | None:
-    return answer_grammar(thinking=thinking, calls=calls, form=form, ids=IDS)
+def grammar_of(
+    calls: Calls | None, form: Grammar | None = None, thinking: Thinking | None = None, tags: Tags = TAGS
+) -> Grammar | None:
+    return answer_grammar(thinking=thinking, calls=calls, form=form, tags=tags)
 
 
 def parsed(text: str, form: str) -> list[tuple[str, Any]]:
@@ -212,7 +217,8 @@ def test_reasoning_between_control_tokens(compiler: Compiler) -> None:
 
 
 def test_a_budget_closes_the_reasoning_and_text_is_free_after_it(compiler: Compiler) -> None:
-    opened = grammar_of(None, None, Thinking(THINK, Opened.OPEN, budget=5, closer=CLOSER))
+    tags = Tags({**IDS, "</think>": CLOSER}, CONTROLS)
+    opened = grammar_of(None, None, Thinking(THINK, Opened.OPEN, budget=5), tags)
     for thought in ("", "abc", "abcde"):
         assert fits(compiler, opened, encode(thought + "</think>\n\nSo it is <think>."))
     assert not fits(compiler, opened, encode("abcdef</think>\n\nSo."))
@@ -221,7 +227,7 @@ def test_a_budget_closes_the_reasoning_and_text_is_free_after_it(compiler: Compi
     matcher = compiler.compile(opened)
     assert matcher._matcher.try_consume_tokens(encode("abcde")) == 5
     assert matcher.forced()[0] == CLOSER
-    maybe = grammar_of(None, None, Thinking(THINK, Opened.NO, budget=5, closer=CLOSER))
+    maybe = grammar_of(None, None, Thinking(THINK, Opened.NO, budget=5), tags)
     assert fits(compiler, maybe, encode("So."))
     assert fits(compiler, maybe, encode("<think>abc</think>\n\nSo."))
     assert not fits(compiler, maybe, encode("<think>abcdefgh"))
@@ -233,6 +239,20 @@ def test_strict_calls_in_text_come_after_reasoning(compiler: Compiler) -> None:
         for right in ("So.", text, "<think>Hm.</think>\n\nSo.", "<think>Hm.</think>\n\n" + text):
             assert fits(compiler, grammar, encode(right))
         assert not fits(compiler, grammar, encode("<think>Hm. So."))
+
+
+def test_tags_that_are_one_token_are_that_token_where_they_are_forced(compiler: Compiler) -> None:
+    tags = Tags({**IDS, "<tool_call>": TOOL_CALL}, CONTROLS)
+    call = encode(ONE[0][2])
+    spelled = encode(ONE[0][2], tags=False)
+    required = grammar_of(calls_of("hermes"), tags=tags)
+    assert required is not None
+    assert compiler.compile(required).forced()[0] == call[0] == TOOL_CALL
+    assert fits(compiler, required, call)
+    assert not fits(compiler, required, spelled)
+    free = grammar_of(calls_of("hermes", required=False), tags=tags)
+    assert fits(compiler, free, encode("So. ") + call)
+    assert fits(compiler, free, encode("So. ") + spelled)
 
 
 def test_nothing_is_asked_for_where_anything_will_do() -> None:
