@@ -177,9 +177,10 @@ def _bare_calls(rules: _Rules, calls: Calls) -> str:
     """Calls that have no tag: JSON through and through, so that one grammar can tell them from an answer in JSON."""
     layout = calls.layout
     key = "parameters" if "parameters" in layout.middle else "arguments"
-    if not layout.opening:
+    if not layout.opening.rstrip().endswith("["):
         rows = [_json(_object(one, key, "#"), lenient=one.lenient) for one in calls.functions]
-        return rules.add("calls", " | ".join(rows))
+        call = rules.add("call", " | ".join(rows))
+        return rules.add("calls", f"{rules.literal(layout.opening)} {call} {rules.literal(layout.closing)}")
     items = [_object(one, key, f"#/items/anyOf/{at}") for at, one in enumerate(calls.functions)]
     schema: dict[str, Any] = {"type": "array", "items": {"anyOf": items}, "minItems": 1}
     if not calls.several:

@@ -39,6 +39,8 @@ WITH_IDS = Layout("[TOOL_CALLS]", "[ARGS]", "", between="", ident="[CALL_ID]")
 LISTED = Layout('{"name": "', '", "arguments": ', "}", ", ", "[", "]")
 FENCED = Layout('{"name": "', '", "arguments": ', "}", None, "```json\n[", "]\n```")
 
+ALONE = Layout('{"name": "', '", "arguments": ', "}", None, "```json\n", "\n```")
+
 
 def encode(text: str, *, tags: bool = True) -> list[int]:
     """Control tokens and markup where they are spelled and `tags`, else bytes."""
@@ -101,6 +103,7 @@ ONE: list[tuple[str, Layout | None, str]] = [
     ("json", None, '{"name": "weather", "arguments": {"city": "Oslo"}}'),
     ("json", LISTED, '[{"name": "weather", "arguments": {"city": "Oslo"}}]'),
     ("json", FENCED, '```json\n[{"name": "weather", "arguments": {"city": "Oslo"}}]\n```'),
+    ("json", ALONE, '```json\n{"name": "weather", "arguments": {"city": "Oslo"}}\n```'),
 ]
 EACH = pytest.mark.parametrize(("form", "layout", "text"), ONE, ids=[f"{f}-{n}" for n, (f, _, _) in enumerate(ONE)])
 

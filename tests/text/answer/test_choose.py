@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from tailrace.terms import InvalidInput
@@ -21,6 +23,8 @@ from tailrace.text.answer.formats import (
 )
 from tailrace.text.answer.formats import LAYOUTS as USUAL
 from tailrace.text.answer.reasoning import Opened
+from tailrace.text.grammar import Compiler
+from tailrace.text.toolgrammar import Calls, Function, Tags, answer_grammar
 from tests.text.support import text_of
 
 LOOP = "{{{{ tools | tojson }}}}{{% for m in messages %}}{{% if m.tool_calls %}}{0}{{% else %}}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}<|im_end|>\n{{% endif %}}{{% endfor %}}{{% if add_generation_prompt %}}<|im_start|>assistant\n{{% endif %}}"
@@ -147,3 +151,34 @@ def test_the_command_line_knows_every_parser() -> None:
     from tailrace.cli import options
 
     assert (options.TOOL_PARSERS, options.REASONING_PARSERS) == (TOOL_PARSERS, REASONING_PARSERS)
+
+
+@pytest.mark.parametrize(("layout", "written"), WRITTEN, ids=[layout[:40] for layout, _ in WRITTEN])
+def test_what_a_grammar_makes_a_model_write_is_what_its_template_shows_it(layout: str, written: Layout) -> None:
+    text = text_of("qwen", template(layout))
+    call = {"id": "abcdef123", "type": "function", "function": {"name": "f", "arguments": {"key": "ü"}}}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    shown = text.render_chat(messages, add_generation_prompt=False, tools=[{}]).text
+    begin = shown.rindex("assistant\n") + len("assistant\n")
+    made = shown[begin : shown.index("<|im_end|>", begin)]
+    made = made.replace(', "id": "abcdef123"', "").removeprefix("<|python_tag|>").replace('"type": "function", ', "")
+    form = text.tool_format
+    assert form is not None
+    function = Function("f", {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]})
+    tokens = {tag: ident for tag in form.tags if (ident := text.tag_id(tag)) is not None}
+    tags = Tags(tokens, text.control_tags(form.tags).keys())
+    calls = Calls([function], form, text.tool_layout(form), required=True)
+    grammar = answer_grammar(thinking=None, calls=calls, form=None, tags=tags)
+    assert grammar is not None
+    matcher = qwen_compiler().compile(grammar)
+    ids = text.encode(made, add_bos=False, parse_special=True)
+    assert matcher._matcher.try_consume_tokens(ids) == len(ids)
+    assert matcher._matcher.is_accepting()
+    forced = qwen_compiler().compile(grammar).forced()
+    assert forced == ids[: len(forced)] or form.bare
+
+
+@functools.cache
+def qwen_compiler() -> Compiler:
+    text = text_of("qwen")
+    return Compiler(text.token_bytes(), vocab=text.vocab_size, eos_ids=text.eos_ids, encode=text.encode_inside)
