@@ -3,7 +3,9 @@ held to their schemas, and the reasoning that may come before either."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -33,7 +35,8 @@ async def constrained(
     calls = _calls(text, tools, reading) if tools.bound or (form is not None and tools.offered is not None) else None
     tokens = {tag: ident for tag in reading.tags if (ident := text.tag_id(tag)) is not None}
     tags = Tags(tokens, text.control_tags(reading.tags).keys())
-    grammar = answer_grammar(thinking=_thinking(reading, budget), calls=calls, form=form, tags=tags)
+    work = partial(answer_grammar, thinking=_thinking(reading, budget), calls=calls, form=form, tags=tags)
+    grammar = await asyncio.to_thread(work)  # it may be half a megabyte
     if grammar is None or grammar == form:
         return asked
     try:

@@ -22,6 +22,8 @@ NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "addition
 _IDENT = "/[A-Za-z0-9]{9}/"
 _ANYTHING = "/(?s:.*)/"
 _NO_SCHEMAS = ("const", "enum", "default", "examples")
+_BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+"""Keywords whose values are schemas by names of the caller's."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +116,10 @@ class _Rules:
         return name.partition("[")[0]
 
     def text(self, name: str, first: str = "", without: str = "") -> str:
-        """A terminal of any text that does not begin with `first` and has no `without` in it."""
+        """A terminal of any text that does not begin with `first`, after white space or not, and has no `without`."""
         body = _ANYTHING
         if first and first not in self.tags.silent:
-            body += f" & ~/(?s:{_escaped(first)}.*)/"
+            body += f" & ~/(?s:[ \\t\\r\\n]*{_escaped(first)}.*)/"
         if without and without not in self.tags.silent:
             body += f" & ~/(?s:.*{_escaped(without)}.*)/"
         return self.add(name, body)
@@ -209,10 +211,12 @@ def _moved(schema: Any, at: str) -> Any:
         return [_moved(one, at) for one in schema]
     if not isinstance(schema, Mapping):
         return schema
-    moved = {}
+    moved: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
             moved[key] = at + value[1:]
+        elif key in _BY_NAME and isinstance(value, Mapping):
+            moved[key] = {name: _moved(one, at) for name, one in value.items()}
         else:
             moved[key] = value if key in _NO_SCHEMAS else _moved(value, at)
     return moved

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -13,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.api.access import store
+from tailrace.api.access.store import Quota
 from tailrace.api.anthropic.shape import told_of
 from tests.api.conftest import DEADLINE, NO_TLS, Running, serving
 from tests.api.stand import CRASH, FIRST_BYTE
@@ -424,6 +427,18 @@ def test_a_key_may_come_in_either_header() -> None:
             assert server.post("/v1/messages/count_tokens", count, headers=headers).status_code == status
         # A key in that header opens nothing else.
         assert server.post("/v1/chat/completions", body, headers={"x-api-key": "secret"}).status_code == 401
+
+
+def test_the_limits_are_those_of_the_key(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    key = store.create(file, "small", limits=Quota(tokens_per_minute=60))[1]
+    with serving(served_names=["stand"], keys=str(file)) as server, Client(server, key) as client:
+        assert client.ask("abc", max_tokens=20).content[0].text == "abc"
+        with pytest.raises(anthropic.RateLimitError, match="tokens") as refused:
+            client.ask("abc", max_tokens=48)
+        assert int(refused.value.response.headers["retry-after"]) > 0
+        assert refused.value.body["error"]["type"] == "rate_limit_error"  # type: ignore[index]
+        assert client.ask("abc", max_tokens=20).usage.output_tokens == 4  # what was not used was given back
 
 
 def test_an_engine_that_dies_ends_the_stream_with_an_error_event() -> None:

@@ -233,7 +233,8 @@ def test_a_budget_closes_the_reasoning_and_text_is_free_after_it(compiler: Compi
     maybe = grammar_of(None, None, Thinking(THINK, Opened.NO, budget=5), tags)
     assert fits(compiler, maybe, encode("So."))
     assert fits(compiler, maybe, encode("<think>abc</think>\n\nSo."))
-    assert not fits(compiler, maybe, encode("<think>abcdefgh"))
+    for longer in ("<think>abcdefgh", "\n <think>abcdefgh"):
+        assert not fits(compiler, maybe, encode(longer))
 
 
 def test_strict_calls_in_text_come_after_reasoning(compiler: Compiler) -> None:
@@ -256,6 +257,17 @@ def test_tags_that_are_one_token_are_that_token_where_they_are_forced(compiler: 
     free = grammar_of(calls_of("hermes", required=False), tags=tags)
     assert fits(compiler, free, encode("So. ") + call)
     assert fits(compiler, free, encode("So. ") + spelled)
+
+
+def test_references_are_found_wherever_the_arguments_stand(compiler: Compiler) -> None:
+    named = {"type": "object", "properties": {"default": {"$ref": "#/$defs/D"}, "me": {"$ref": "#"}}, "$defs": {}}
+    named = {**named, "$defs": {"D": {"type": "integer"}}, "additionalProperties": False, "default": {"$ref": "#/no"}}
+    for name, form in TOOL_FORMATS.items():
+        calls = Calls([Function("f", named)], form, LAYOUTS[name], required=True)
+        text = LAYOUTS[name].opening + LAYOUTS[name].begin + "f" + LAYOUTS[name].middle
+        text += '{"default": 1, "me": {"default": 2}}' + LAYOUTS[name].end + LAYOUTS[name].closing
+        assert fits(compiler, grammar_of(calls), encode(text))
+        assert not fits(compiler, grammar_of(calls), encode(text.replace("2", '"2"')))
 
 
 def test_nothing_is_asked_for_where_anything_will_do() -> None:
