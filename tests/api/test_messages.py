@@ -188,6 +188,11 @@ def test_long_arguments_come_in_pieces_and_cut_ones_are_what_is_complete(claude:
     assert cut.content[0].input == {"city": "x" * 300, "days": [1, 2, {}]}
 
 
+def test_half_a_surrogate_pair_harms_no_answer(claude: Client) -> None:
+    message = claude.ask(call('{"city": "a\\ud800b", "x": ["\\udc00"], "y": "\\ud83d\\ude00"}'), tools=TOOLS)
+    assert message.content[0].input == {"city": "a?b", "x": ["?"], "y": "😀"}
+
+
 def test_tools_may_or_must_be_called(claude: Client) -> None:
     wish = "No, I will not."
     assert claude.both(wish, tools=TOOLS, tool_choice={"type": "auto"}).stop_reason == "end_turn"

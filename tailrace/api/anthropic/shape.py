@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from tailrace.api.generation import Choice, Delta
 from tailrace.api.shapes import Facts, encode, reasons
 from tailrace.text.answer.parts import Arguments, Call, Content, Part, Reasoning, merged
 
+LONE = re.compile("[\ud800-\udfff]")
 ATTEMPTS = 8
 """Ends of arguments that were cut off that are tried; what is complete of valid JSON ends at one of the last few."""
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -164,7 +166,18 @@ def told_of(text: str) -> dict[str, Any]:
         value = json.loads(text)
     except ValueError:
         value = _complete(text)
-    return value if isinstance(value, dict) else {}
+    return _encodable(value) if isinstance(value, dict) else {}
+
+
+def _encodable(value: Any) -> Any:
+    """The same without halves of surrogate pairs, which an escape can spell and JSON's own encoding cannot."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode() if LONE.search(value) else value
+    if isinstance(value, list):
+        return [_encodable(one) for one in value]
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(one) for key, one in value.items()}
+    return value
 
 
 def _complete(text: str) -> Any:
