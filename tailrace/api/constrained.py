@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from tailrace.api.params import Asked
     from tailrace.api.tools import Tools
     from tailrace.text import Text
+    from tailrace.text.grammar import Grammar
     from tailrace.text.toolgrammar import Calls, Tags, Thinking
 
 
@@ -29,14 +29,20 @@ async def constrained(
     the most tokens of reasoning. Raises InvalidInput that names the tool whose schema cannot be served."""
     if reading is None or (asked.form is None and not tools.bound and budget is None):
         return asked
-    from tailrace.text.toolgrammar import Tags, answer_grammar
-
     form = None if asked.form is None else asked.form.grammar
-    calls = _calls(text, tools, reading) if tools.bound or (form is not None and tools.offered is not None) else None
     tokens = {tag: ident for tag in reading.tags if (ident := text.tag_id(tag)) is not None}
-    tags = Tags(tokens, text.control_tags(reading.tags).keys())
-    work = partial(answer_grammar, thinking=_thinking(reading, budget), calls=calls, form=form, tags=tags)
-    grammar = await asyncio.to_thread(work)  # it may be half a megabyte
+    silent = text.control_tags(reading.tags).keys()
+
+    def make() -> tuple[Grammar | None, Calls | None, Tags]:
+        from tailrace.text.toolgrammar import Tags, answer_grammar
+
+        tags = Tags(tokens, silent)
+        wanted = tools.bound or (form is not None and tools.offered is not None)
+        calls = _calls(text, tools, reading) if wanted else None
+        return answer_grammar(thinking=_thinking(reading, budget), calls=calls, form=form, tags=tags), calls, tags
+
+    # It may be half a megabyte, and the first one looks at the template.
+    grammar, calls, tags = await asyncio.to_thread(make)
     if grammar is None or grammar == form:
         return asked
     try:
