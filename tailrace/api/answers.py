@@ -48,6 +48,11 @@ class Reading:
     most: int | None
     shown: tuple[int, ...]
 
+    @property
+    def tags(self) -> list[str]:
+        """What has to be seen of the text even where the tokenizer has control tokens for it."""
+        return _tags(self.reasoning, self.tools)
+
     def parser(self) -> AnswerParser:
         """For one answer."""
         from tailrace.text.answer.parser import AnswerParser
@@ -58,6 +63,10 @@ class Reading:
             None if self.reasoning is None else ReasoningParser(self.reasoning, self.opened),
             None if self.tools is None else ToolParser(self.tools, self.names, self.most),
         )
+
+
+def _tags(reasoning: ReasoningFormat | None, tools: ToolFormat | None) -> list[str]:
+    return [tag for form in (reasoning, tools) if form is not None for tag in form.tags]
 
 
 class Answers:
@@ -92,7 +101,7 @@ class Answers:
 
     def reading(self, text: Text, prompt: list[int], tools: Tools, writes: ToolFormat | None) -> Reading | None:
         """How the answers to a prompt are taken apart; None where they are all text."""
-        reasoning = self._reasoning(text)
+        reasoning = self.reasoning(text)
         if reasoning is None and writes is None:
             return None
         from tailrace.text.answer.reasoning import Opened
@@ -103,10 +112,11 @@ class Answers:
             writes,
             tools.names,
             None if tools.parallel else 1,
-            text.control_ids([tag for form in (reasoning, writes) if form is not None for tag in form.tags]),
+            tuple(text.control_tags(_tags(reasoning, writes)).values()),
         )
 
-    def _reasoning(self, text: Text) -> ReasoningFormat | None:
+    def reasoning(self, text: Text) -> ReasoningFormat | None:
+        """How the model marks its reasoning; None where it does not reason."""
         named = self._settings.reasoning_parser
         if named == "none":
             return None

@@ -67,6 +67,8 @@ class Exchange:
     caller: Caller | None = None
     lease: Lease | None = None
     extra: list[tuple[bytes, bytes]] = field(default_factory=list)  # more headers of the answer, whatever it is
+    error_body: Callable[[HttpError], bytes] = HttpError.body  # an error as this API has it
+    key: bytes | None = None  # sent in a header of another API's, instead of authorization
     status: int = 0
     received: float = field(default_factory=time.monotonic)
     whole: bool = False  # all of the body has come
@@ -112,6 +114,11 @@ class Exchange:
     def tenant(self) -> str:
         """What salts the prefix cache for whoever asks."""
         return self.caller.tenant if self.caller is not None else ""
+
+    @property
+    def authorization(self) -> bytes | None:
+        """What says who asks."""
+        return self.header(b"authorization") if self.key is None else b"Bearer " + self.key
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of that (lower-case) name."""
@@ -230,7 +237,7 @@ class Exchange:
     async def refuse(self, error: HttpError) -> None:
         """Sends an error. Where the connection is then closed, it reads on for a moment (`Connection`)."""
         self.keep_alive = self.keep_alive and not error.close
-        await self.answer(error.status, error.body(), error.headers())
+        await self.answer(error.status, self.error_body(error), error.headers())
 
     def hang_up(self) -> None:
         """Cuts the connection: the client does not read, or has half an answer that cannot be made whole."""

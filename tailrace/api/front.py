@@ -51,6 +51,8 @@ ROUTES: dict[str, Route] = {
     "/version": Route("GET", endpoints.version, "version", scope=None),
 }
 MODEL = Route("GET", endpoints.model, "models", scope=None)
+MESSAGES = "/v1/messages"
+"""Anthropic's part of the paths: errors and headers are theirs here."""
 ADMIN = "/admin/"
 ADMIN_ROUTES = {
     "state": ("GET", "state"),
@@ -72,14 +74,46 @@ def route_of(path: str, method: str) -> Route:
         route = MODEL
     if route is None and path.startswith(ADMIN):
         route = admin_route(path.removeprefix(ADMIN))
-    if route is None:
+    wanted = "GET" if method == "HEAD" else method
+    if route is not None and wanted == route.method:
+        return route
+    routes = {} if route is None else {route.method: route}
+    routes |= later_routes(path)
+    if not routes:
         shown = path if len(path) <= 200 else path[:200] + "..."
         raise HttpError(404, f"there is nothing at {shown}", code="not_found")
-    if method != route.method and not (method == "HEAD" and route.method == "GET"):
-        raise HttpError(
-            405, f"{path} takes {route.method}, not {method[:20]}", code="method_not_allowed", allow=route.method
-        )
-    return route
+    if wanted not in routes:
+        allow = ", ".join(routes)
+        raise HttpError(405, f"{path} takes {allow}, not {method[:20]}", code="method_not_allowed", allow=allow)
+    return routes[wanted]
+
+
+LATER = {
+    ("POST", MESSAGES): ("messages", "anthropic.endpoints", "messages"),
+    ("POST", f"{MESSAGES}/count_tokens"): ("messages", "anthropic.endpoints", "count_tokens"),
+}
+"""What few servers are asked for: its name in metrics, and the module of this package, imported when it is asked for,
+with its function. {id} is any one segment of a path."""
+
+
+def later_routes(path: str) -> dict[str, Route]:
+    """The routes of `LATER` that a path has, by method."""
+    parts = path.split("/")
+    found = {}
+    for (method, pattern), (name, module, function) in LATER.items():
+        wanted = pattern.split("/")
+        if len(wanted) == len(parts) and all(w == p or (w == "{id}" and p) for w, p in zip(wanted, parts, strict=True)):
+            found[method] = Route(method, _later(module, function), name)
+    return found
+
+
+def _later(module: str, function: str) -> Endpoint:
+    async def endpoint(service: Service, exchange: Exchange) -> None:
+        from importlib import import_module
+
+        await getattr(import_module(f"tailrace.api.{module}"), function)(service, exchange)
+
+    return endpoint
 
 
 def admin_route(name: str) -> Route | None:
@@ -113,6 +147,10 @@ class Front:
         """One exchange, from the routing to the last byte."""
         exchange.id = request_id(exchange.header(b"x-request-id"), lambda: f"req-{os.urandom(12).hex()}")
         name = "other"
+        if exchange.path.startswith(MESSAGES):
+            from tailrace.api.anthropic import dialect
+
+            dialect.speak(exchange)
         try:
             if self._cors is not None and not exchange.path.startswith(ADMIN):
                 exchange.extra += self._cors.headers(exchange)
@@ -139,7 +177,7 @@ class Front:
 
     async def _enter(self, route: Route, exchange: Exchange) -> None:
         """Who asks, whether they may, and the answer."""
-        caller = ANYONE if route.open else self._guard.identify(exchange.header(b"authorization"), route.scope)
+        caller = ANYONE if route.open else self._guard.identify(exchange.authorization, route.scope)
         exchange.caller = caller
         if route.limited:
             self.service.need_unpaused()

@@ -58,6 +58,7 @@ class Choice:
     reasoning_tokens: int = 0
     finish: str | None = None
     stopped: bool = False
+    matched: str | None = None  # the stop string that ended it
 
     def queued(self) -> None:
         """The engine has it: from here on it will not be refused."""
@@ -131,8 +132,8 @@ class Choice:
     def _piece(self, token: int) -> str:
         if self.watch is None:
             return self.decoder.push(token)
-        text, matched = self.watch.push(token)
-        self.stopped = matched is not None
+        text, self.matched = self.watch.push(token)
+        self.stopped = self.matched is not None
         return text
 
     def _text(self, output: Output) -> str:
@@ -150,8 +151,8 @@ class Choice:
     def _tail(self) -> str:
         if self.watch is None:
             return self.decoder.finish()
-        text, matched = self.watch.finish()
-        self.stopped = matched is not None
+        text, self.matched = self.watch.finish()
+        self.stopped = self.matched is not None
         return text
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ CHECK_SECONDS = 10.0
 """A grammar that has not been found right after so long is refused."""
 VERDICTS = 256
 """Grammars whose verdict is remembered."""
+LOOKED_UP = 4096
+"""Characters of a grammar beyond which its digest is remembered instead."""
 NAME_LENGTH = 64
 
 
@@ -195,23 +198,31 @@ def _structured(body: Common, limits: Limits) -> Wanted | None:
     return found[0]
 
 
+def _short(grammar: Grammar) -> Grammar:
+    """What stands for a grammar where it is only looked up: no more than a few kilobytes."""
+    if len(grammar.text) <= LOOKED_UP:
+        return grammar
+    digest = hashlib.sha256(grammar.text.encode("utf-8", "surrogatepass")).hexdigest()
+    return msgspec.structs.replace(grammar, text=digest)
+
+
 class GrammarDesk:
     """Says which grammars can be served. One thread looks at them, one after the other, so that whoever sends large
     ones delays nobody but those who send others; what it found is remembered."""
 
     def __init__(self) -> None:
-        self._verdicts: OrderedDict[Grammar, str] = OrderedDict([(JSON_OBJECT, "")])
+        self._verdicts: OrderedDict[Grammar, str] = OrderedDict([(_short(JSON_OBJECT), "")])
         self._thread: ThreadPoolExecutor | None = None
 
     async def admit(self, asked: Wanted | None) -> None:
         """Raises InvalidInput, naming the parameter, where the grammar cannot be served."""
         if asked is None:
             return
-        error = self._verdicts.get(asked.grammar)
+        error = self._verdicts.get(_short(asked.grammar))
         if error is None:
             error = await self._look(asked)
         else:
-            self._verdicts.move_to_end(asked.grammar)
+            self._verdicts.move_to_end(_short(asked.grammar))
         if error:
             raise InvalidInput(f"{asked.param} cannot be followed: {error}", param=asked.param, code="invalid_grammar")
 
@@ -223,7 +234,7 @@ class GrammarDesk:
             error = await asyncio.wait_for(work, CHECK_SECONDS)
         except TimeoutError:
             return f"it takes more than {CHECK_SECONDS:g} seconds to look at"
-        self._verdicts[asked.grammar] = error
+        self._verdicts[_short(asked.grammar)] = error
         while len(self._verdicts) > VERDICTS:
             self._verdicts.popitem(last=False)
         return error

@@ -57,6 +57,7 @@ DRAFTS = ("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode
 REASONS = ("stop", "length", "abort", "error", "timeout")
 ENDPOINTS = (
     "chat",
+    "messages",
     "completions",
     "models",
     "tokenize",

@@ -23,7 +23,7 @@ from tailrace.api.grammars import GrammarDesk
 from tailrace.api.metrics import Metrics
 from tailrace.api.params import Asked, choice_seed, fit
 from tailrace.api.settings import Settings
-from tailrace.api.shapes import DONE, Facts, Shape, usage_of
+from tailrace.api.shapes import Facts, Shape, usage_of
 from tailrace.engine.client import EngineClient
 from tailrace.engine.protocol import Ready, SamplingParams, Submit
 from tailrace.ledger.book import Book
@@ -194,13 +194,13 @@ class Service:
     ) -> Plan:
         """Engine requests for every choice of every prompt. Raises InvalidInput where the context cannot hold them.
         `start`: the text begins a message, rather than going on from its prompt's. `reading`: how the answers are
-        taken apart."""
+        taken apart. `prefix`: what the answer's id begins with."""
         from tailrace.engine.watch import StopWatch
         from tailrace.text import Detokenizer
 
         assert self.text is not None
         table = self.table(self.text)
-        name = f"{prefix}-{os.urandom(12).hex()}"
+        name = f"{prefix}{os.urandom(12).hex()}"
         generation = Generation(asked.stream)
         hide = asked.echo and asked.max_tokens == 0
         eos = frozenset(self.text.eos_ids)
@@ -356,7 +356,7 @@ class Service:
         if generation.gone:
             exchange.status = 499
         elif generation.error is not None:
-            await exchange.write(b"data: " + generation.error.body() + b"\n\n", more=False)
+            await exchange.write(shape.failure(generation.error), more=False)
         else:
             await exchange.write(self._end(plan, shape), more=False)
 
@@ -364,7 +364,7 @@ class Service:
         fields = self._timeline(plan)
         if plan.asked.include_usage:
             fields = {"usage": usage_of(plan.generation.choices, plan.asked.n), **fields}
-        return (shape.closing(fields) if fields else b"") + DONE
+        return (shape.closing(fields) if fields else b"") + shape.done
 
     def _timeline(self, plan: Plan) -> dict[str, Any]:
         """The "tailrace" field, where asked for: up to now, since the bytes that carry it are not out yet."""

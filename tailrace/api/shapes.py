@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from tailrace.api.answers import new_call_id
+from tailrace.api.errors import HttpError
 from tailrace.api.generation import Choice, Delta
 from tailrace.api.logprobs import chat_content, join_text, text_logprobs
 from tailrace.engine.protocol import TokenLogprob
@@ -72,7 +73,9 @@ def by_choice(
 
 
 class Shape(Protocol):
-    """One endpoint's JSON."""
+    """One endpoint's JSON. `done` is what a stream ends with, after everything else."""
+
+    done: bytes
 
     def opening(self, choice: Choice) -> bytes:
         """What a stream begins with, if anything."""
@@ -83,10 +86,18 @@ class Shape(Protocol):
     def closing(self, fields: Mapping[str, Any]) -> bytes:
         """A chunk without choices: usage, timeline."""
 
+    def failure(self, error: HttpError) -> bytes:
+        """What ends a stream whose answer cannot be completed."""
+
     def whole(
         self, choices: Sequence[Choice], deltas: Sequence[tuple[Choice, Delta]], fields: Mapping[str, Any]
     ) -> bytes:
         """The answer of a request that does not stream."""
+
+
+def failed_chunk(error: HttpError) -> bytes:
+    """The end of a stream of chunks that cannot go on."""
+    return b"data: " + error.body() + b"\n\n"
 
 
 @dataclass
@@ -96,6 +107,8 @@ class ChatShape:
     facts: Facts
     table: TokenBytes
     call_id: Callable[[], str] = new_call_id
+    done: bytes = DONE
+    failure = staticmethod(failed_chunk)
     _before: dict[int, bytes] = field(default_factory=dict)
     _after: bytes = b""
 
@@ -238,6 +251,8 @@ class TextShape:
     table: TokenBytes
     echo: Mapping[int, str] = field(default_factory=dict)  # prompt text by choice, where it is to be echoed
     echo_logprobs: bool = False
+    done: bytes = DONE
+    failure = staticmethod(failed_chunk)
     _before: dict[int, bytes] = field(default_factory=dict)
     _after: bytes = b""
     _echoed: set[int] = field(default_factory=set)

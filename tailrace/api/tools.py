@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Raw, UnsetType
 
@@ -14,24 +14,46 @@ from tailrace.api.schema import Chat, raw
 from tailrace.api.settings import Limits
 from tailrace.terms import InvalidInput
 
+if TYPE_CHECKING:
+    from tailrace.text.toolgrammar import Function
+
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """OpenAI's names of functions."""
 CHOICE_BYTES = 1 << 16
 NO_PARAMETERS = {"type": "object", "properties": {}}
+_ALLOWED = ("mode", "tools")
 
 
 @dataclass(frozen=True)
 class Tools:
     """`offered`: the tools as a chat template wants them; None where the model is to call none. `parallel`: it may call
-    several in one answer."""
+    several in one answer. `callable`: those that it may call, or must where `required`. `strict`: those whose arguments
+    are held to their schema whatever happens."""
 
     offered: list[dict[str, Any]] | None
     parallel: bool = True
+    required: bool = False
+    callable: frozenset[str] = frozenset()
+    strict: frozenset[str] = frozenset()
 
     @property
     def names(self) -> frozenset[str]:
         """The names of the tools."""
         return frozenset(tool["function"]["name"] for tool in self.offered or ())
+
+    @property
+    def bound(self) -> bool:
+        """Whether calls are held to a grammar."""
+        return self.offered is not None and (self.required or bool(self.strict) or self.callable != self.names)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """`names`: of the tools that may be called; None for all. `one`: exactly one call."""
+
+    mode: Literal["auto", "none", "required"]
+    names: frozenset[str] | None = None
+    one: bool = False
 
 
 def read_tools(body: Chat, limits: Limits) -> Tools:
@@ -43,29 +65,114 @@ def read_tools(body: Chat, limits: Limits) -> Tools:
     tools = offered(body.tools, limits)
     if body.parallel_tool_calls is not None and tools is None:
         raise InvalidInput("parallel_tool_calls needs tools", param="parallel_tool_calls")
-    return Tools(None if choice == "none" else tools, body.parallel_tool_calls is not False)
+    if tools is None and (choice.mode == "required" or choice.names is not None):
+        raise InvalidInput("this tool_choice needs tools", param="tool_choice")
+    parallel = body.parallel_tool_calls is not False and not choice.one
+    if tools is None or choice.mode == "none":
+        return Tools(None, parallel)
+    names = frozenset(tool["function"]["name"] for tool in tools)
+    for name in choice.names or ():
+        if name not in names:
+            raise InvalidInput(f"tool_choice: there is no tool of the name {name[:64]!r}", param="tool_choice")
+    made = Tools(
+        [_shown(tool) for tool in tools],
+        parallel,
+        choice.mode == "required",
+        names if choice.names is None else choice.names,
+        frozenset(tool["function"]["name"] for tool in tools if tool["function"].get("strict")),
+    )
+    if made.bound:
+        _refuse_endless(body)
+    return made
 
 
-def _choice(body: Chat) -> str:
+def _refuse_endless(body: Chat) -> None:
+    for name in ("min_tokens", "ignore_eos"):
+        if getattr(body, name):
+            raise unsupported(name, "cannot be combined with calls that are held to their schemas: they end the answer")
+
+
+def _choice(body: Chat) -> _Choice:
     value = given(body.tool_choice)
-    choice: Any = "auto" if value is None else raw(value, str | dict[str, Any], "tool_choice", max_bytes=CHOICE_BYTES)
-    if choice in ("auto", "none"):
-        return str(choice)
-    if choice == "required" or (isinstance(choice, dict) and choice.get("type") == "function"):
-        raise needs_grammar("tool_choice", 'can only be "none" or "auto"')
-    if isinstance(choice, dict):
-        raise unsupported("tool_choice", 'can only be "none" or "auto"')
-    raise InvalidInput('tool_choice must be "none" or "auto"', param="tool_choice")
+    if value is None:
+        return _Choice("auto")
+    choice: Any = raw(value, str | dict[str, Any], "tool_choice", max_bytes=CHOICE_BYTES)
+    if choice in ("auto", "none", "required"):
+        return _Choice(choice)
+    if isinstance(choice, str):
+        raise InvalidInput(
+            f'tool_choice must be "none", "auto", "required", or an object that names tools, not {choice[:40]!r}',
+            param="tool_choice",
+        )
+    if choice.get("type") == "function":
+        return _Choice("required", frozenset([_named(choice, "tool_choice")]), one=True)
+    if choice.get("type") != "allowed_tools":
+        raise unsupported("tool_choice.type", 'can only be "function" or "allowed_tools"')
+    where = "tool_choice.allowed_tools"
+    allowed = _object(_object(choice, "tool_choice", ("type", "allowed_tools")).get("allowed_tools"), where, _ALLOWED)
+    mode, tools = allowed.get("mode"), allowed.get("tools")
+    if mode not in ("auto", "required"):
+        raise InvalidInput(f'{where}.mode must be "auto" or "required"', param=f"{where}.mode")
+    if not isinstance(tools, list) or not tools:
+        raise InvalidInput(f"{where}.tools must be a list of at least one tool", param=f"{where}.tools")
+    return _Choice(mode, frozenset(_named(tool, f"{where}.tools[{at}]") for at, tool in enumerate(tools)))
 
 
-def needs_grammar(param: str, what: str) -> InvalidInput:
-    """The refusal of what holds only where the grammar of the calls constrains the model's output. All that waits for
-    that comes through here."""
-    return unsupported(param, f"{what}: calls of tools are not constrained so far")
+def _named(tool: Any, where: str) -> str:
+    """The name in {"type": "function", "function": {"name": ...}}."""
+    fields = _object(tool, where, ("type", "function"))
+    if fields.get("type") != "function":
+        raise unsupported(f"{where}.type", 'can only be "function"')
+    name = _object(fields.get("function"), f"{where}.function", ("name",)).get("name")
+    if not isinstance(name, str):
+        raise InvalidInput(f"{where}.function.name must be a string", param=f"{where}.function.name")
+    return name
+
+
+def functions(tools: Tools) -> list[Function]:
+    """The tools that may be called, as a grammar wants them. Raises InvalidInput where arguments could be no object."""
+    from tailrace.text.toolgrammar import ANY_OBJECT, NO_ARGUMENTS, Function
+
+    made = []
+    for index, tool in enumerate(tools.offered or ()):
+        name, parameters = tool["function"]["name"], tool["function"]["parameters"]
+        if name not in tools.callable:
+            continue
+        strict = name in tools.strict
+        if not tools.required and not strict:
+            made.append(Function(name, ANY_OBJECT))
+        elif parameters in ({}, NO_PARAMETERS):
+            made.append(Function(name, NO_ARGUMENTS))
+        else:
+            made.append(Function(name, _of_object(parameters, parameters_at(index)), lenient=not strict))
+    return made
+
+
+def parameters_at(index: int) -> str:
+    """The name of a tool's schema as a parameter."""
+    return f"tools[{index}].function.parameters"
+
+
+def _of_object(parameters: dict[str, Any], where: str) -> dict[str, Any]:
+    kind = parameters.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise InvalidInput(f'{where}.type must be "object": arguments are one', param=where)
+    return {**parameters, "type": "object"}
+
+
+def shown(value: Raw | UnsetType, limits: Limits) -> list[dict[str, Any]] | None:
+    """A `tools` parameter as a chat template wants it, in the client's order; None for none. Raises InvalidInput."""
+    tools = offered(value, limits)
+    return None if tools is None else [_shown(tool) for tool in tools]
+
+
+def _shown(tool: dict[str, Any]) -> dict[str, Any]:
+    plain = {key: value for key, value in tool["function"].items() if key != "strict"}
+    return {"type": "function", "function": plain}
 
 
 def offered(value: Raw | UnsetType, limits: Limits) -> list[dict[str, Any]] | None:
-    """A `tools` parameter as a chat template wants it, in the client's order; None for none. Raises InvalidInput."""
+    """The tools of a `tools` parameter, checked, in the client's order; None for none. Raises InvalidInput."""
     data = given(value)
     if data is None:
         return None
@@ -104,14 +211,11 @@ def _tool(tool: Any, where: str, limits: Limits) -> dict[str, Any]:
         raise InvalidInput(
             f"{where}.name must have 1 to 64 letters, digits, underscores and hyphens", param=f"{where}.name"
         )
-    if function.get("strict"):
-        raise needs_grammar(f"{where}.strict", "can only be false")
     if _deeper(function.get("parameters"), limits.tools_depth):
         raise InvalidInput(
             f"{where}.parameters is nested more than {limits.tools_depth} levels deep", param=f"{where}.parameters"
         )
-    plain = {key: value for key, value in function.items() if key != "strict"}
-    return {"type": "function", "function": {**plain, "parameters": plain.get("parameters", NO_PARAMETERS)}}
+    return {"type": "function", "function": {**function, "parameters": function.get("parameters", NO_PARAMETERS)}}
 
 
 def _object(value: Any, where: str, known: tuple[str, ...]) -> Mapping[str, Any]:

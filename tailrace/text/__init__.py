@@ -3,7 +3,8 @@
 What lives here: `tokenizer.py` (`Text`: text to ids and back), `gguf.py` and `splits.py` (a tokenizer.json rebuilt from
 GGUF metadata), `template.py`, `sandbox.py` and `guard.py` (chat templates; the caller's text never becomes a control
 token), `layout.py` (a tokenizer.json that loads fast),
-`tokens.py` (`TokenBytes`: what each id spells), `detokenize.py`, `stop.py`, `grammar.py` (what a grammar allows next);
+`tokens.py` (`TokenBytes`: what each id spells), `detokenize.py`, `stop.py`, `grammar.py` (what a grammar allows next),
+`toolgrammar.py` (the grammar of an answer with calls and reasoning);
 `answer/` (what a model wrote, taken apart into reasoning, tool calls and text).
 
 Called by `api` (everything) and by `engine` (`TokenBytes`, `Detokenizer`, `StopMatcher`, which import nothing heavy).

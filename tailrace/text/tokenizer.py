@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokenizers import AddedToken, Encoding, Tokenizer
 
     from tailrace.models.checkpoint import TextAssets
-    from tailrace.text.answer.formats import ReasoningFormat, ToolFormat
+    from tailrace.text.answer.formats import Layout, ReasoningFormat, ToolFormat
     from tailrace.text.answer.reasoning import Opened
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -70,6 +70,7 @@ class Text:
         self._plain = _plain(self._full, added, self._full.pre_tokenizer)
         self._rest: Tokenizer | None = None
         self._bounds: TokenBounds | None = None
+        self._layouts: dict[ToolFormat, Layout] = {}
         self.eos_ids = tuple(assets.eos_ids)
         self._prefix, self._suffix = self._affixes(config, assets)
         names = _names(config, assets, self._full)
@@ -122,10 +123,24 @@ class Text:
     ) -> Rendered:
         return self.render_chat(messages, add_generation_prompt=generation, tools=tools)
 
-    def control_ids(self, texts: Iterable[str]) -> tuple[int, ...]:
-        """Ids of the control tokens with these texts that produce no text by themselves."""
-        found = (self._controls.by_text.get(text) for text in texts)
-        return tuple(control.id for control in found if control is not None and control.special)
+    def tool_layout(self, form: ToolFormat) -> Layout:
+        """How the model writes calls in this format, to the letter."""
+        from tailrace.text.answer import choose
+
+        if form not in self._layouts:
+            self._layouts[form] = choose.tool_layout(self._probe, form)
+        return self._layouts[form]
+
+    def control_tags(self, texts: Iterable[str]) -> dict[str, int]:
+        """Those of these texts that are control tokens, which produce no text by themselves, with their ids."""
+        found = ((text, self._controls.by_text.get(text)) for text in texts)
+        return {text: control.id for text, control in found if control is not None and control.special}
+
+    def tag_id(self, text: str) -> int | None:
+        """The id of the one token that this tag is for the model, whether it produces text or not; None where it is
+        spelled."""
+        control = self._controls.by_text.get(text)
+        return None if control is None else control.id
 
     def reasoning_opened(self, prompt: Sequence[int], form: ReasoningFormat) -> Opened:
         """What a prompt's end says of the reasoning."""

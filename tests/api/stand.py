@@ -25,7 +25,7 @@ from tailrace.engine.spec import EngineSpec
 from tailrace.kv.cost import LoadCost
 from tailrace.terms import InvalidInput
 from tailrace.text import Text, TokenBytes
-from tailrace.text.answer.formats import TOOL_FORMATS
+from tailrace.text.answer.formats import LAYOUTS, TOOL_FORMATS, Layout, ToolFormat
 from tailrace.text.grammar import Compiler
 from tests.fakes import FakeBackend
 
@@ -37,6 +37,8 @@ FIRST_BYTE = 8
 VOCAB = 512
 PADDED = 500
 """Ids from here on are rows of the model without a token."""
+CLOSE = PADDED - 1
+"""The token that ends reasoning."""
 
 
 class Parrot(FakeBackend):
@@ -90,7 +92,8 @@ def table() -> TokenBytes:
     """Specials, the 256 bytes, and a few words."""
     spelled = [name.encode() for name in SPECIALS] + [b"[TOOL_CALLS]"]
     spelled += [bytes([value]) for value in range(256)]
-    spelled += [f" w{index}".encode() for index in range(PADDED - len(spelled))]
+    spelled += [f" w{index}".encode() for index in range(CLOSE - len(spelled))]
+    spelled.append(b"</think>")
     return TokenBytes.build(spelled, range(FIRST_BYTE))
 
 
@@ -208,8 +211,14 @@ class StandText:
                     ids += [FIRST_BYTE + value for value in piece.encode()]
         return ids
 
-    def control_ids(self, texts: Sequence[str]) -> tuple[int, ...]:
-        return (TAG,) if "[TOOL_CALLS]" in texts else ()
+    def control_tags(self, texts: Sequence[str]) -> dict[str, int]:
+        return {"[TOOL_CALLS]": TAG} if "[TOOL_CALLS]" in texts else {}
+
+    def tag_id(self, text: str) -> int | None:
+        return {"[TOOL_CALLS]": TAG, "</think>": CLOSE}.get(text)
+
+    def tool_layout(self, form: ToolFormat) -> Layout:
+        return LAYOUTS[form.name]
 
     def encode_inside(self, text: str) -> list[int]:
         return self.encode(text, add_bos=False)

@@ -165,23 +165,42 @@ def test_the_error_is_what_the_official_client_raises(quick: Running) -> None:
 
 
 TOOLS = [{"type": "function", "function": {"name": "age"}}]
+CALL = '<tool_call>\n{"name": "age", "arguments": {}}\n</tool_call>'
 
 
-def test_a_form_and_calls_of_tools_exclude_each_other(quick: Running) -> None:
-    error = ask(quick, response_format=strict(SCHEMA), tools=TOOLS)
-    assert error.status_code == 400
-    assert error.json()["error"]["param"] == "tools"
-    assert "response_format" in error.json()["error"]["message"]
+def test_with_tools_the_answer_has_the_form_or_is_a_call(quick: Running) -> None:
     said = '{"name": "Ann", "age": 41}'
-    answer = ask(quick, said, response_format=strict(SCHEMA), tools=TOOLS, tool_choice="none").json()["choices"][0]
-    assert answer["message"]["content"] == said
+    fields: dict[str, Any] = {"response_format": strict(SCHEMA), "tools": TOOLS}
+    choice = ask(quick, said + " and more", **fields).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (said, "stop")
+    choice = ask(quick, CALL, **fields).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "age", "arguments": "{}"}
+    assert ask(quick, said, tool_choice="none", **fields).json()["choices"][0]["message"]["content"] == said
+    forced = ask(quick, said, tool_choice="required", **fields).json()["choices"][0]["message"]
+    assert forced["tool_calls"][0]["function"]["name"] == "age"
 
 
-def test_what_has_a_form_is_no_reasoning() -> None:
+def test_a_form_is_that_of_the_answer_and_reasoning_comes_before_it() -> None:
     with serving(served_names=["stand"], reasoning_parser="think") as server:
-        asked = {"chat_template_kwargs": {"enable_thinking": True}}  # the prompt ends within reasoning
-        free = ask(server, "because it is so", **asked).json()["choices"][0]["message"]
-        assert free["reasoning_content"]
-        formed = ask(server, "hello", guided_choice=["yes", "no"], **asked).json()["choices"][0]["message"]
-        assert formed["content"] in ("yes", "no")
-        assert not formed.get("reasoning_content")
+        opened = {"chat_template_kwargs": {"enable_thinking": True}}  # the prompt ends within reasoning
+        said = "<think>\nHm.\n</think>\n\nno"
+        for fields in ({"guided_choice": ["yes", "no"]}, {"guided_regex": "no|never"}):
+            whole = ask(server, said, **fields, **opened).json()
+            message = whole["choices"][0]["message"]
+            assert (message["content"], message["reasoning_content"]) == ("no", "Hm.")
+            assert whole["choices"][0]["finish_reason"] == "stop"
+            assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == len("Hm.\n</think>")
+            closed = ask(server, "<think>\n\n</think>\n\nno", **fields, reasoning_effort="none").json()["choices"][0][
+                "message"
+            ]
+            assert (closed["content"], closed["reasoning_content"]) == ("no", None)
+            free = ask(server, "<think>Hm.</think>\n\nno", **fields).json()["choices"][0]["message"]
+            assert (free["content"], free["reasoning_content"]) == ("no", "Hm.")
+            assert ask(server, "no", **fields).json()["choices"][0]["message"]["content"] == "no"
+        cut = ask(server, "<think>\nOn and on", guided_choice=["yes"], max_tokens=5, **opened).json()["choices"][0]
+        assert (cut["message"]["content"], cut["message"]["reasoning_content"], cut["finish_reason"]) == (
+            "",
+            "On an",
+            "length",
+        )

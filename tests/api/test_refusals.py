@@ -44,8 +44,6 @@ def refused(answer: Any, status: int = 400) -> dict[str, Any]:
 
 
 UNSUPPORTED: list[tuple[str, Any]] = [
-    ("tool_choice", "required"),
-    ("tool_choice", {"type": "function", "function": {"name": "f"}}),
     ("functions", []),
     ("function_call", "auto"),
     ("store", True),

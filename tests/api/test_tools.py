@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 import pytest
 
 from tailrace.api.answers import call_ids
@@ -317,6 +318,15 @@ def nested(levels: int) -> dict[str, Any]:
     return value
 
 
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named(name) for name in names]}}
+
+
+UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": {}}, "tools"),
     ({"tools": [5]}, "tools[0]"),
@@ -332,14 +342,26 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": tool(parameters=[])}, "tools[0].function.parameters"),
     ({"tools": tool(parameters=nested(33))}, "tools[0].function.parameters"),
     ({"tools": tool(parameters={"d": "x" * 300_000})}, "tools"),
-    ({"tools": tool(strict=True)}, "tools[0].function.strict"),
     ({"tools": tool(strict="no")}, "tools[0].function.strict"),
     ({"tools": tool(other=1)}, "tools[0].function.other"),
     ({"tools": tool() * 2}, "tools[1].function.name"),
     ({"tools": [{"type": "function", "function": {"name": f"f{n}"}} for n in range(129)]}, "tools"),
-    ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
-    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "now"}}}, "tool_choice"),
-    ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [], "tool_choice": named("now")}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": named("then")}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name"),
+    ({"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {"name": "now"}}}, "tool_choice.type"),
+    ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+    ({"tools": TOOLS, "tool_choice": allowed("any", "now")}, "tool_choice.allowed_tools.mode"),
+    ({"tools": TOOLS, "tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
+    ({"tools": TOOLS, "tool_choice": allowed("auto", "then")}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": "required", "min_tokens": 3}, "min_tokens"),
+    ({"tools": TOOLS, "tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
+    ({"tools": tool(parameters={"type": "string"}), "tool_choice": "required"}, "tools[0].function.parameters"),
+    ({"tools": tool(parameters={"type": "nonsense"}), "tool_choice": "required"}, "tools[0].function.parameters"),
+    ({"tools": [PLAIN, *tool(strict=True, parameters=UNIQUE)]}, "tools[1].function.parameters"),
+    ({"tools": [PLAIN, *tool(strict=True, parameters={"$ref": "#/$defs/a"})]}, "tools[1].function.parameters"),
     ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": 5}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": "none", "functions": []}, "functions"),
@@ -367,3 +389,92 @@ def test_what_is_right_at_its_limit_is_taken(quick: Running) -> None:
         answer = quick.post("/v1/chat/completions", body(**extra))
         assert answer.status_code == 200, answer.text
     assert quick.post("/tokenize", {"prompt": "a", "tools": TOOLS}).json()["error"]["param"] == "tools"
+
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/City"}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "$defs": {"City": {"type": "string", "maxLength": 6, "pattern": "^[a-z]+$"}},
+}
+HELD = [{"type": "function", "function": {"name": "get_weather", "parameters": CITY}}, PLAIN]
+
+
+def held(found: list[tuple[str, str]]) -> list[str]:
+    """The names of calls whose arguments must be valid."""
+    for name, arguments in found:
+        jsonschema.validate(json.loads(arguments), CITY if name == "get_weather" else {"maxProperties": 0})
+    return [name for name, _ in found]
+
+
+def test_a_required_call_is_made_whatever_the_model_wants(quick: Running) -> None:
+    wanted = call('{"city": "oslo", "days": 2}')
+    answer = both(quick, wanted, tools=HELD, tool_choice="required")
+    assert answer == ("", "", [("get_weather", '{"city": "oslo", "days": 2}')], "tool_calls")
+    for seed in range(4):
+        content, _, calls, finish = both(
+            quick, "I will not.", tools=HELD, tool_choice="required", parallel_tool_calls=False, seed=seed
+        )
+        assert (content, len(held(calls)), finish) == ("", 1, "tool_calls")
+    content, _, calls, finish = both(quick, wanted, tools=HELD, tool_choice="required", max_tokens=30)
+    assert finish == "length"
+
+
+def test_a_named_tool_is_called_once_and_no_other(quick: Running) -> None:
+    for said in ("I will not.", call("{}", "now"), call('{"city": "oslo", "days": 2}') * 2):
+        content, _, calls, finish = both(quick, said, tools=HELD, tool_choice=named("get_weather"), seed=3)
+        assert (content, held(calls), finish) == ("", ["get_weather"], "tool_calls")
+
+
+def test_allowed_tools_leave_the_prompt_as_it_is(quick: Running) -> None:
+    bare = ask(quick, "x", tools=HELD).usage.prompt_tokens
+    answer = ask(quick, call('{"city": "oslo", "days": 2}'), tools=HELD, tool_choice=allowed("required", "now"))
+    assert [one.function.name for one in answer.choices[0].message.tool_calls][:1] == ["now"]
+    assert ask(quick, "x", tools=HELD, tool_choice=allowed("auto", "now")).usage.prompt_tokens == bare
+    assert both(quick, "Just text.", tools=HELD, tool_choice=allowed("auto", "now"))[0] == "Just text."
+    made = both(quick, "Hm. " + call("{}", "now"), tools=HELD, tool_choice=allowed("auto", "now"))
+    assert made == ("Hm.", "", [("now", "{}")], "tool_calls")
+    names = both(quick, call("{}"), tools=HELD, tool_choice=allowed("auto", "now"), max_tokens=200, seed=4)[2]
+    assert {name for name, _ in names} <= {"now"}
+
+
+def test_arguments_of_strict_tools_are_held_to_their_schema_and_text_is_free(quick: Running) -> None:
+    strict = [{"type": "function", "function": {**HELD[0]["function"], "strict": True}}, PLAIN]
+    assert both(quick, "Just < text.", tools=strict) == ("Just < text.", "", [], "stop")
+    right = '{"city": "oslo", "days": 2}'
+    assert both(quick, "Hm. " + call(right) + call("{}", "now") + "So.", tools=strict) == (
+        "Hm. So.",
+        "",
+        [("get_weather", right), ("now", "{}")],
+        "tool_calls",
+    )
+    _, _, calls, finish = both(quick, call('{"town": "oslo"}'), tools=strict, max_tokens=300, seed=4)
+    assert finish == "length" or held(calls[:1]) == ["get_weather"]
+    # Without it the model writes what it likes.
+    assert both(quick, call('{"town": "oslo"}'), tools=HELD)[2] == [("get_weather", '{"town": "oslo"}')]
+
+
+def test_a_required_call_after_reasoning_and_a_control_token(thinking: Running) -> None:
+    body = '{"name": "get_weather", "arguments": {"city": "oslo", "days": 2}}'
+    said = f"<think>\nSo.\n</think>\n\n{TAG_SIGN} [{body}]"
+    asked = {"tools": HELD, "tool_choice": "required"}
+    assert both(thinking, said, **asked) == (
+        "",
+        "So.",
+        [("get_weather", '{"city": "oslo", "days": 2}')],
+        "tool_calls",
+    )
+    assert (
+        both(thinking, f"{TAG_SIGN} [{body}, {body}]", **asked)[2]
+        == [("get_weather", '{"city": "oslo", "days": 2}')] * 2
+    )
+    opened = {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}
+    content, reasoning, calls, finish = both(thinking, "<think>\nI never stop", max_tokens=9, **asked, **opened)
+    assert (content, reasoning, calls, finish) == ("", "I never s", [], "length")
+
+
+def test_several_choices_are_held_each(quick: Running) -> None:
+    answer = ask(quick, "no", tools=HELD, tool_choice=named("get_weather"), n=3, seed=5)
+    for choice in answer.choices:
+        assert held([(c.function.name, c.function.arguments) for c in choice.message.tool_calls]) == ["get_weather"]

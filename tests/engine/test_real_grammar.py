@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from tailrace.backends.cpu import CpuBackend
@@ -16,7 +17,11 @@ from tailrace.engine.protocol import SamplingParams, Submit
 from tailrace.engine.spec import EngineSpec
 from tailrace.models import Model, load_model, open_checkpoint
 from tailrace.text import load_text
+from tailrace.text.answer.formats import LAYOUTS, TOOL_FORMATS
+from tailrace.text.answer.parts import Arguments, Call, Content, merged
+from tailrace.text.answer.tools import ToolParser
 from tailrace.text.grammar import Compiler, Grammar, choice
+from tailrace.text.toolgrammar import NO_ARGUMENTS, Calls, Function, Tags, answer_grammar
 
 CONTEXT = 512
 VOCAB = 49_152
@@ -110,3 +115,48 @@ def test_grammars_and_free_requests_side_by_side_get_what_they_get_alone(
     assert Engine(*setting).run(*requests) == alone
     assert Engine(*setting, step_tokens=16, max_running=4).run(*reversed(requests)) == alone
     assert Engine(*setting, kv_tokens=192, max_context=176).run(*requests) == alone
+
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 16},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "unit": {"$ref": "#/$defs/Unit"},
+    },
+    "required": ["city", "days", "unit"],
+    "additionalProperties": False,
+    "$defs": {"Unit": {"enum": ["celsius", "fahrenheit"]}},
+}
+
+
+def test_required_calls_parse_and_are_valid_in_each_format(
+    setting: tuple[Model, Compiler, Path], smollm2: Path
+) -> None:
+    text = load_text(open_checkpoint(smollm2).text, vocab=VOCAB)
+    functions = [Function("get_weather", PARAMETERS, lenient=False), Function("now", NO_ARGUMENTS)]
+    prompts = [
+        text.encode_chat([{"role": "user", "content": words}]) for words in ("What is the weather in Oslo?", "Say no.")
+    ]
+    requests = []
+    for name, form in TOOL_FORMATS.items():
+        calls = Calls(functions, form, LAYOUTS[name], required=True)
+        grammar = answer_grammar(thinking=None, calls=calls, form=None, tags=Tags({}))
+        for at, prompt in enumerate(prompts):
+            params = SamplingParams(max_tokens=160, temperature=0.8, seed=at, grammar=grammar)
+            requests.append(Submit(f"{name}.{at}", prompt, params))
+    engine = Engine(*setting)
+    answers = engine.run(*requests)
+    for request in requests:
+        tokens, finish = answers[request.request]
+        parser = ToolParser(TOOL_FORMATS[request.request.split(".")[0]], frozenset({"get_weather", "now"}))
+        parts = [*parser.push(text.decode(tokens)), *parser.finish()]
+        assert parser.calls > 0 or finish == "length"
+        assert not any(isinstance(part, Content) and part.text.strip() for part in parts) or finish == "length"
+        if finish == "stop":
+            names = [part.name for part in parts if isinstance(part, Call)]
+            told = [part.text for part in merged(parts) if isinstance(part, Arguments)]
+            for name, arguments in zip(names, told, strict=True):
+                jsonschema.validate(json.loads(arguments), PARAMETERS if name == "get_weather" else NO_ARGUMENTS)
+    assert sum(finish == "stop" for _, finish in answers.values()) > len(requests) // 2
+    assert Engine(*setting).run(requests[0])[requests[0].request] == answers[requests[0].request]

@@ -11,10 +11,12 @@ from tailrace.terms import InvalidInput
 from tailrace.text.answer.formats import (
     HERMES,
     JSON,
+    LAYOUTS,
     LLAMA3,
     MISTRAL,
     MISTRAL_THINK,
     THINK,
+    Layout,
     ReasoningFormat,
     ToolFormat,
 )
@@ -39,6 +41,21 @@ _TOOL = {
 _OBJECT = re.compile(r'\{\s*(?:"type":\s*"function",\s*)?"name":\s*"$')
 _AFTER = re.compile(r'",\s*"(arguments|parameters)":\s*"?\{')
 _HEADED = re.compile(r"(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*\{")
+_GAP = "[ \\t\\n]{0,8}"
+_NAME_KEY = rf'(?:"type":{_GAP}"function",{_GAP})?"name":{_GAP}"'
+_MIDDLE = rf'",{_GAP}"(?:arguments|parameters)":{_GAP}'
+_VALUE = rf'\{{{_GAP}"key":{_GAP}"value"{_GAP}\}}'
+_IDENT = rf'(?:,{_GAP}"id":{_GAP}"\w*")?'
+_BEGIN = rf"\{{{_GAP}{_NAME_KEY}"
+_TAGGED = re.compile(rf"(<tool_call>{_GAP}{_BEGIN}){_CALLED}({_MIDDLE}){_VALUE}({_GAP}\}}{_GAP}</tool_call>)")
+_LISTED = re.compile(
+    rf"(\[TOOL_CALLS\]{_GAP}\[{_GAP})({_BEGIN}){_CALLED}({_MIDDLE}){_VALUE}{_IDENT}({_GAP}\}})({_GAP}\])"
+)
+_NAMED = re.compile(rf"(\[TOOL_CALLS\]{_GAP}){_CALLED}(?:(\[CALL_ID\])\w+)?((?:\[ARGS\])?{_GAP}){_VALUE}")
+_BARE = re.compile(
+    rf"((?:```(?:json)?{_GAP})?(?:\[{_GAP})?)({_BEGIN}){_CALLED}"
+    rf"({_MIDDLE}){_VALUE}({_GAP}\}})({_GAP}\])?({_GAP}```)?"
+)
 
 
 def _conversation(ident: str) -> list[dict[str, Any]]:
@@ -74,6 +91,31 @@ def tool_format(render: Render) -> ToolFormat | None:
     if not _begins_answer(listed, made, render):
         return None
     return LLAMA3 if key[1] == "parameters" else JSON
+
+
+def tool_layout(render: Render, form: ToolFormat) -> Layout:
+    """How the template lays out a call in this format, without what only servers add (ids in JSON); the usual layout
+    where it does so in another way."""
+    usual = LAYOUTS[form.name]
+    try:
+        text = render(_conversation(_SHORT_ID), [_TOOL], False).text
+    except InvalidInput:
+        return usual
+    if form == HERMES:
+        found = _TAGGED.search(text)
+        return Layout(found[1], found[2], found[3], between="\n") if found else usual
+    if form == MISTRAL:
+        found = _NAMED.search(text)
+        if found:
+            return Layout(found[1], found[3], "", between="", ident=found[2] or "")
+        found = _LISTED.search(text)
+        return Layout(found[2], found[3], found[4], ", ", found[1], found[5]) if found else usual
+    found = _BARE.search(text)
+    if found is None:
+        return usual
+    before, after = found[1], (found[5] or "") + (found[6] or "")
+    opening, closing = (before, after) if bool(before) == bool(after) else ("", "")
+    return Layout(found[2], found[3], found[4], ", " if found[5] and opening else None, opening, closing)
 
 
 def _begins_answer(lead: str, made: Rendered, render: Render) -> bool:

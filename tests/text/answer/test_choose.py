@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from tailrace.terms import InvalidInput
@@ -16,9 +18,13 @@ from tailrace.text.answer.formats import (
     REASONING_PARSERS,
     THINK,
     TOOL_PARSERS,
+    Layout,
     ToolFormat,
 )
+from tailrace.text.answer.formats import LAYOUTS as USUAL
 from tailrace.text.answer.reasoning import Opened
+from tailrace.text.grammar import Compiler
+from tailrace.text.toolgrammar import Calls, Function, Tags, answer_grammar
 from tests.text.support import text_of
 
 LOOP = "{{{{ tools | tojson }}}}{{% for m in messages %}}{{% if m.tool_calls %}}{0}{{% else %}}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}<|im_end|>\n{{% endif %}}{{% endfor %}}{{% if add_generation_prompt %}}<|im_start|>assistant\n{{% endif %}}"
@@ -53,6 +59,32 @@ LAYOUTS: list[tuple[str, ToolFormat | None]] = [
 @pytest.mark.parametrize(("layout", "form"), LAYOUTS, ids=[layout[:40] for layout, _ in LAYOUTS])
 def test_the_format_is_what_the_template_does_with_a_call(layout: str, form: ToolFormat | None) -> None:
     assert text_of("qwen", template(layout)).tool_format == form
+
+
+WRITTEN: list[tuple[str, Layout]] = [
+    (LAYOUTS[0][0], Layout('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "\n")),
+    (LAYOUTS[1][0], Layout('<tool_call>{"name":"', '","arguments":', "}</tool_call>", "\n")),
+    (LAYOUTS[2][0], Layout('{"name": "', '", "arguments": ', "}", ", ", "[TOOL_CALLS] [", "]")),
+    (LAYOUTS[3][0], Layout("[TOOL_CALLS]", "[ARGS]", "", "")),
+    (LAYOUTS[4][0], Layout("[TOOL_CALLS]", "[ARGS]", "", "", ident="[CALL_ID]")),
+    (LAYOUTS[5][0], Layout('{"name": "', '", "parameters": ', "}")),
+    (LAYOUTS[7][0], Layout('{"name": "', '", "arguments": ', "}")),
+    (LAYOUTS[8][0], Layout('{"name": "', '", "arguments": ', "}", ", ", "[", "]")),
+    (LAYOUTS[9][0], Layout('{"name": "', '", "arguments": ', "}", None, "```json\n", "\n```")),
+]
+
+
+@pytest.mark.parametrize(("layout", "written"), WRITTEN, ids=[layout[:40] for layout, _ in WRITTEN])
+def test_a_layout_is_the_templates_to_the_letter(layout: str, written: Layout) -> None:
+    text = text_of("qwen", template(layout))
+    assert text.tool_format is not None
+    assert text.tool_layout(text.tool_format) == written
+
+
+def test_a_layout_that_the_template_does_not_show_is_the_usual_one() -> None:
+    for form in (HERMES, MISTRAL, JSON, LLAMA3):
+        assert text_of("qwen", template("@NAME(@ARGS)")).tool_layout(form) == USUAL[form.name]
+        assert text_of("qwen", "{{ raise_exception('no') }}").tool_layout(form) == USUAL[form.name]
 
 
 def test_the_formats_of_whole_templates() -> None:
@@ -108,13 +140,45 @@ def test_what_a_user_writes_opens_nothing() -> None:
 
 def test_only_control_tokens_without_text_have_to_be_shown() -> None:
     tekken = text_of("tekken")
-    assert tekken.control_ids(["[TOOLS]", "[nothing]"]) == (
-        tekken.encode("[TOOLS]", add_bos=False, parse_special=True)[0],
-    )
-    assert text_of("qwen").control_ids(HERMES.tags + THINK.tags) == ()
+    ident = tekken.encode("[TOOLS]", add_bos=False, parse_special=True)[0]
+    assert tekken.control_tags(["[TOOLS]", "[nothing]"]) == {"[TOOLS]": ident}
+    assert text_of("qwen").control_tags(HERMES.tags + THINK.tags) == {}
+    assert tekken.tag_id("[TOOLS]") == ident
+    assert tekken.tag_id("[nothing]") is None
 
 
 def test_the_command_line_knows_every_parser() -> None:
     from tailrace.cli import options
 
     assert (options.TOOL_PARSERS, options.REASONING_PARSERS) == (TOOL_PARSERS, REASONING_PARSERS)
+
+
+@pytest.mark.parametrize(("layout", "written"), WRITTEN, ids=[layout[:40] for layout, _ in WRITTEN])
+def test_what_a_grammar_makes_a_model_write_is_what_its_template_shows_it(layout: str, written: Layout) -> None:
+    text = text_of("qwen", template(layout))
+    call = {"id": "abcdef123", "type": "function", "function": {"name": "f", "arguments": {"key": "ü"}}}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    shown = text.render_chat(messages, add_generation_prompt=False, tools=[{}]).text
+    begin = shown.rindex("assistant\n") + len("assistant\n")
+    made = shown[begin : shown.index("<|im_end|>", begin)]
+    made = made.replace(', "id": "abcdef123"', "").removeprefix("<|python_tag|>").replace('"type": "function", ', "")
+    form = text.tool_format
+    assert form is not None
+    function = Function("f", {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]})
+    tokens = {tag: ident for tag in form.tags if (ident := text.tag_id(tag)) is not None}
+    tags = Tags(tokens, text.control_tags(form.tags).keys())
+    calls = Calls([function], form, text.tool_layout(form), required=True)
+    grammar = answer_grammar(thinking=None, calls=calls, form=None, tags=tags)
+    assert grammar is not None
+    matcher = qwen_compiler().compile(grammar)
+    ids = text.encode(made, add_bos=False, parse_special=True)
+    assert matcher._matcher.try_consume_tokens(ids) == len(ids)
+    assert matcher._matcher.is_accepting()
+    forced = qwen_compiler().compile(grammar).forced()
+    assert forced == ids[: len(forced)] or form.bare
+
+
+@functools.cache
+def qwen_compiler() -> Compiler:
+    text = text_of("qwen")
+    return Compiler(text.token_bytes(), vocab=text.vocab_size, eos_ids=text.eos_ids, encode=text.encode_inside)
