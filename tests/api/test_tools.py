@@ -130,7 +130,7 @@ def test_long_arguments_are_streamed_in_pieces(quick: Running) -> None:
     chunks = list(ask(quick, call(arguments), stream=True))
     pieces = [c.choices[0].delta.tool_calls[0] for c in chunks if c.choices[0].delta.tool_calls]
     assert pieces[0].function.name == "get_weather"
-    assert len(pieces) > 100
+    assert len(pieces) > 10
     assert joined(chunks)[0]["tool_calls"][0]["function"]["arguments"] == arguments
 
 
