@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ from tailrace.api.prompts import (
     refuse_long,
     tokenized,
 )
-from tailrace.api.service import Service
+from tailrace.api.service import Plan, Service
 from tailrace.api.shapes import ChatShape, TextShape
 from tailrace.api.tools import offered, read_tools
 from tailrace.terms import InvalidInput
@@ -63,8 +64,20 @@ async def chat_completions(service: Service, exchange: Exchange) -> None:
     """POST /v1/chat/completions."""
     service.need()
     body = await read(service, exchange, schema.CHAT)
-    text, ready = service.need()
     service.need_model(body.model)
+    plan, call_id = await chat_plan(service, exchange, body, "chatcmpl-")
+    service.submit(plan, exchange, "chat")
+    assert service.text is not None
+    shape = ChatShape(plan.facts(body.model), service.table(service.text), call_id)
+    await service.respond(plan, exchange, shape)
+
+
+async def chat_plan(
+    service: Service, exchange: Exchange, body: schema.Chat, prefix: str
+) -> tuple[Plan, Callable[[], str]]:
+    """A chat completion, checked and ready to be submitted, and what makes the ids of its calls of tools. Raises
+    InvalidInput, or HttpError where nothing can be served."""
+    text, ready = service.need()
     asked = check(body, service.settings.limits, vocab=text.vocab_size, timeline=wants_timeline(exchange))
     tools = read_tools(body, service.settings.limits)
     if asked.form is not None and tools.offered is not None:
@@ -76,10 +89,8 @@ async def chat_completions(service: Service, exchange: Exchange) -> None:
     prompt = await chat_prompt(service, body, tools, ready.max_context, parse_special=asked.parse_special)
     reading = service.answers.reading(text, prompt, tools, writes) if asked.form is None else None
     service.need()
-    plan = service.plan(asked, [prompt], ready.max_context, "chatcmpl", start=True, reading=reading)
-    service.submit(plan, exchange, "chat")
-    call_id = call_ids(short=writes is not None and text.short_call_ids)
-    await service.respond(plan, exchange, ChatShape(plan.facts(body.model), service.table(text), call_id))
+    plan = service.plan(asked, [prompt], ready.max_context, prefix, start=True, reading=reading)
+    return plan, call_ids(short=writes is not None and text.short_call_ids)
 
 
 def wants_timeline(exchange: Exchange) -> bool:
@@ -104,7 +115,7 @@ async def completions(service: Service, exchange: Exchange) -> None:
     prompts = await completion_prompts(service, prompts_given, asked, ready.max_context)
     echo = await echoed(text, body, prompts_given, asked)
     service.need()
-    plan = service.plan(asked, prompts, ready.max_context, "cmpl", start=False)
+    plan = service.plan(asked, prompts, ready.max_context, "cmpl-", start=False)
     shape = TextShape(plan.facts(body.model), service.table(text), echo, echo_logprobs=asked.echo and asked.logprobs)
     service.submit(plan, exchange, "completions")
     await service.respond(plan, exchange, shape)

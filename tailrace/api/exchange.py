@@ -37,6 +37,7 @@ PHRASES = {
     431: b"Request Header Fields Too Large",
     500: b"Internal Server Error",
     503: b"Service Unavailable",
+    507: b"Insufficient Storage",
 }
 
 
@@ -66,6 +67,7 @@ class Exchange:
     id: str = ""
     caller: Caller | None = None
     lease: Lease | None = None
+    priority: int | None = None  # instead of the one that the request asks for
     extra: list[tuple[bytes, bytes]] = field(default_factory=list)  # more headers of the answer, whatever it is
     status: int = 0
     received: float = field(default_factory=time.monotonic)

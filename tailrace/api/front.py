@@ -72,14 +72,45 @@ def route_of(path: str, method: str) -> Route:
         route = MODEL
     if route is None and path.startswith(ADMIN):
         route = admin_route(path.removeprefix(ADMIN))
-    if route is None:
+    wanted = "GET" if method == "HEAD" else method
+    if route is not None and wanted == route.method:
+        return route
+    routes = {} if route is None else {route.method: route}
+    routes |= later_routes(path)
+    if not routes:
         shown = path if len(path) <= 200 else path[:200] + "..."
         raise HttpError(404, f"there is nothing at {shown}", code="not_found")
-    if method != route.method and not (method == "HEAD" and route.method == "GET"):
-        raise HttpError(
-            405, f"{path} takes {route.method}, not {method[:20]}", code="method_not_allowed", allow=route.method
-        )
-    return route
+    if wanted not in routes:
+        allow = ", ".join(routes)
+        raise HttpError(405, f"{path} takes {allow}, not {method[:20]}", code="method_not_allowed", allow=allow)
+    return routes[wanted]
+
+
+LATER = {
+    ("POST", "/v1/responses"): ("responses", "responses.endpoints", "create"),
+}
+"""What few servers are asked for: its name in metrics, and the module of this package, imported when it is asked for,
+with its function. {id} is any one segment of a path."""
+
+
+def later_routes(path: str) -> dict[str, Route]:
+    """The routes of `LATER` that a path has, by method."""
+    parts = path.split("/")
+    found = {}
+    for (method, pattern), (name, module, function) in LATER.items():
+        wanted = pattern.split("/")
+        if len(wanted) == len(parts) and all(w == p or (w == "{id}" and p) for w, p in zip(wanted, parts, strict=True)):
+            found[method] = Route(method, _later(module, function), name)
+    return found
+
+
+def _later(module: str, function: str) -> Endpoint:
+    async def endpoint(service: Service, exchange: Exchange) -> None:
+        from importlib import import_module
+
+        await getattr(import_module(f"tailrace.api.{module}"), function)(service, exchange)
+
+    return endpoint
 
 
 def admin_route(name: str) -> Route | None:

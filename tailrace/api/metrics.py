@@ -56,6 +56,9 @@ REASONS = ("stop", "length", "abort", "error", "timeout")
 ENDPOINTS = (
     "chat",
     "completions",
+    "responses",
+    "files",
+    "batches",
     "models",
     "tokenize",
     "detokenize",
@@ -65,7 +68,7 @@ ENDPOINTS = (
     "admin",
     "other",
 )
-STATUSES = (200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 499, 500, 503)
+STATUSES = (200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 499, 500, 503, 507)
 """499: the client left before its answer was complete."""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
@@ -23,7 +23,7 @@ from tailrace.api.grammars import GrammarDesk
 from tailrace.api.metrics import Metrics
 from tailrace.api.params import Asked, choice_seed, fit
 from tailrace.api.settings import Settings
-from tailrace.api.shapes import DONE, Facts, Shape, usage_of
+from tailrace.api.shapes import Facts, Shape, usage_of
 from tailrace.engine.client import EngineClient
 from tailrace.engine.protocol import Ready, SamplingParams, Submit
 from tailrace.ledger.book import Book
@@ -194,13 +194,13 @@ class Service:
     ) -> Plan:
         """Engine requests for every choice of every prompt. Raises InvalidInput where the context cannot hold them.
         `start`: the text begins a message, rather than going on from its prompt's. `reading`: how the answers are
-        taken apart."""
+        taken apart. `prefix`: what the answer's id begins with."""
         from tailrace.engine.watch import StopWatch
         from tailrace.text import Detokenizer
 
         assert self.text is not None
         table = self.table(self.text)
-        name = f"{prefix}-{os.urandom(12).hex()}"
+        name = f"{prefix}{os.urandom(12).hex()}"
         generation = Generation(asked.stream)
         hide = asked.echo and asked.max_tokens == 0
         eos = frozenset(self.text.eos_ids)
@@ -220,8 +220,9 @@ class Service:
                 generation.add(Choice(generation, index, request, prompt, own, decoder, watch, eos, answer, hide))
         return Plan(generation, asked, name, int(time.time()))
 
-    def submit(self, plan: Plan, exchange: Exchange, endpoint: str) -> None:
-        """Hands everything to the engine, or nothing. Raises Overloaded or EngineDied."""
+    def submit(self, plan: Plan, exchange: Exchange, endpoint: str, *, stored: bool = False) -> None:
+        """Hands everything to the engine, or nothing. `stored`: what is said of the request goes to the content store,
+        and so not to the log. Raises Overloaded or EngineDied."""
         choices = plan.generation.choices
         limits = self.settings.limits
         if self.client.held + len(choices) > limits.in_flight:
@@ -234,7 +235,8 @@ class Service:
         now = time.monotonic()
         asked = plan.asked
         facts: dict[str, Any] = {"endpoint": endpoint, "model": self.settings.model_name, "http_request": exchange.id}
-        facts |= {"stream": asked.stream, "user": asked.user, "metadata": asked.metadata, **who(exchange)}
+        facts |= {"stream": asked.stream, "user": asked.user, **who(exchange)}
+        facts["metadata"] = None if stored else asked.metadata
         facts = {key: value for key, value in facts.items() if value is not None}
         self.metrics.submitted(asked.n, choices[0].params.max_tokens)
         sent: list[str] = []
@@ -250,7 +252,7 @@ class Service:
                     choice.prompt,
                     choice.params,
                     tenant=exchange.tenant,
-                    priority=asked.priority,
+                    priority=asked.priority if exchange.priority is None else exchange.priority,
                     deadline=now + timeout if timeout else 0.0,
                 )
                 self.client.submit(message, choice)
@@ -314,26 +316,34 @@ class Service:
         fold = self.book.fold(choice.request)
         return fold is not None and fold.admitted is not None
 
-    async def respond(self, plan: Plan, exchange: Exchange, shape: Shape) -> None:
-        """Streams or answers a submitted plan. Raises HttpError only while nothing has been sent."""
+    async def respond(self, plan: Plan, exchange: Exchange, shape: Shape, keep: Keep | None = None) -> None:
+        """Streams or answers a submitted plan, and has complete answers stored where that is asked for. Raises
+        HttpError only while nothing has been sent."""
         with self.attended(plan, exchange):
             await plan.generation.started()
             if plan.asked.stream:
-                await self._stream(plan, exchange, shape)
+                await self._stream(plan, exchange, shape, keep)
             else:
                 deltas = await plan.generation.whole()
                 self.settle_lease(plan, exchange)  # so that the answer's headers say what is left
                 if not plan.generation.gone:
-                    choices = plan.generation.choices
-                    fields = {"usage": usage_of(choices, plan.asked.n), **self._timeline(plan)}
-                    data = await compose(shape, choices, deltas, fields, plan.asked.params.logprobs)
+                    data = await self._whole(plan, shape, deltas)
+                    if keep is not None and (why := await keep.answered(data)):
+                        exchange.extra.append((b"x-tailrace-not-stored", why.encode("ascii", "replace")))
+                        data = await self._whole(plan, shape, deltas)
                     await exchange.answer(200, data)
                 else:
                     exchange.status = 499
         self.metrics.produced(plan.generation.choices, plan.asked.n)
 
-    async def _stream(self, plan: Plan, exchange: Exchange, shape: Shape) -> None:
+    async def _whole(self, plan: Plan, shape: Shape, deltas: Sequence[tuple[Choice, Delta]]) -> bytes:
+        choices = plan.generation.choices
+        fields = {"usage": usage_of(choices, plan.asked.n), **self._timeline(plan)}
+        return await compose(shape, choices, deltas, fields, plan.asked.params.logprobs)
+
+    async def _stream(self, plan: Plan, exchange: Exchange, shape: Shape, keep: Keep | None) -> None:
         generation = plan.generation
+        shown: list[tuple[Choice, Delta]] = []  # what is to be stored
         await exchange.begin(200, list(EVENT_STREAM))
         opening = b"".join(map(shape.opening, generation.choices))
         if opening:
@@ -342,6 +352,8 @@ class Service:
         def direct(choice: Choice, delta: Delta) -> bool:
             if not exchange.writable:
                 return False
+            if keep is not None:
+                shown.append((choice, delta))
             data = shape.chunk(choice, delta)
             if data:
                 exchange.write_now(data)
@@ -350,21 +362,26 @@ class Service:
         if len(generation.choices) == 1:  # several share a write for each step
             generation.direct = direct
         while not generation.done or generation.pending:
-            data = b"".join([shape.chunk(choice, delta) for choice, delta in await generation.deltas()])
+            deltas = await generation.deltas()
+            if keep is not None:
+                shown += deltas
+            data = b"".join([shape.chunk(choice, delta) for choice, delta in deltas])
             if data and not generation.gone:
                 await exchange.write(data)
         if generation.gone:
             exchange.status = 499
         elif generation.error is not None:
-            await exchange.write(b"data: " + generation.error.body() + b"\n\n", more=False)
+            await exchange.write(shape.failure(generation.error), more=False)
         else:
+            if keep is not None:
+                await keep.answered(await self._whole(plan, shape, shown))
             await exchange.write(self._end(plan, shape), more=False)
 
     def _end(self, plan: Plan, shape: Shape) -> bytes:
         fields = self._timeline(plan)
         if plan.asked.include_usage:
             fields = {"usage": usage_of(plan.generation.choices, plan.asked.n), **fields}
-        return (shape.closing(fields) if fields else b"") + DONE
+        return (shape.closing(fields) if fields else b"") + shape.done
 
     def _timeline(self, plan: Plan) -> dict[str, Any]:
         """The "tailrace" field, where asked for: up to now, since the bytes that carry it are not out yet."""
@@ -375,6 +392,13 @@ class Service:
         folds = [self.book.fold(choice.request) for choice in plan.generation.choices]
         lines = [as_json(fold.timeline(now)) for fold in folds if fold is not None]
         return {"tailrace": {"timeline": lines[0]} if len(lines) == 1 else {"timelines": lines}}
+
+
+class Keep(Protocol):
+    """Stores one answer."""
+
+    async def answered(self, data: bytes) -> str:
+        """Stores a whole answer, as JSON. Returns why that failed; "" where it did not."""
 
 
 @dataclass(frozen=True)
