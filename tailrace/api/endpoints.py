@@ -65,11 +65,18 @@ async def chat_completions(service: Service, exchange: Exchange) -> None:
     service.need()
     body = await read(service, exchange, schema.CHAT)
     service.need_model(body.model)
+    if body.store and service.content is None:
+        raise unsupported("store", "can only be false: this server has no content store (--content-store)")
     plan, call_id = await chat_plan(service, exchange, body, "chatcmpl-")
-    service.submit(plan, exchange, "chat")
+    keep = None
+    if body.store:
+        from tailrace.api.content import chats
+
+        keep = chats.keeper(service, exchange, plan, body)
+    service.submit(plan, exchange, "chat", stored=keep is not None)
     assert service.text is not None
     shape = ChatShape(plan.facts(body.model), service.table(service.text), call_id)
-    await service.respond(plan, exchange, shape)
+    await service.respond(plan, exchange, shape, keep)
 
 
 async def chat_plan(

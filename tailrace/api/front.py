@@ -88,6 +88,15 @@ def route_of(path: str, method: str) -> Route:
 
 LATER = {
     ("POST", "/v1/responses"): ("responses", "responses.endpoints", "create"),
+    ("GET", "/v1/responses/{id}"): ("responses", "responses.endpoints", "get"),
+    ("DELETE", "/v1/responses/{id}"): ("responses", "responses.endpoints", "delete"),
+    ("POST", "/v1/responses/{id}/cancel"): ("responses", "responses.endpoints", "cancel"),
+    ("GET", "/v1/responses/{id}/input_items"): ("responses", "responses.endpoints", "input_items"),
+    ("GET", "/v1/chat/completions"): ("chat", "content.chats", "listing"),
+    ("GET", "/v1/chat/completions/{id}"): ("chat", "content.chats", "get"),
+    ("POST", "/v1/chat/completions/{id}"): ("chat", "content.chats", "update"),
+    ("DELETE", "/v1/chat/completions/{id}"): ("chat", "content.chats", "delete"),
+    ("GET", "/v1/chat/completions/{id}/messages"): ("chat", "content.chats", "messages"),
 }
 """What few servers are asked for: its name in metrics, and the module of this package, imported when it is asked for,
 with its function. {id} is any one segment of a path."""

@@ -190,6 +190,15 @@ class Server:
         from tailrace.api.service import Service
 
         service = Service(settings, client, stop=self._stop.set)
+        if settings.content_store is not None:
+            from tailrace.api.content.store import ContentStore
+
+            service.content = ContentStore(
+                settings.content_store,
+                retention=settings.content_retention,
+                most_bytes=settings.content_bytes,
+                report=to_stderr,
+            )
         connections = Connections(Front(service), times, service.metrics.answered, service.malformed)
         listening = await self._listen(loop, connections)
         self._laps.lap("http")
@@ -210,6 +219,8 @@ class Server:
             listening.close()
             connections.close()
             await client.close()
+            if service.content is not None:
+                await service.content.close()
             await asyncio.sleep(0)
 
     async def _listen(self, loop: asyncio.AbstractEventLoop, connections: Connections) -> asyncio.Server:
@@ -246,6 +257,8 @@ class Server:
         ready = asyncio.create_task(client.wait_ready(), name="ready")
         stopped = asyncio.create_task(self._stop.wait(), name="stop")
         try:
+            if service.content is not None:
+                await service.content.open()
             pending: set[asyncio.Task[Any]] = {loading, ready}
             while pending:
                 done, _ = await asyncio.wait({*pending, stopped}, return_when=asyncio.FIRST_COMPLETED)

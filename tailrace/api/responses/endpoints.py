@@ -7,28 +7,35 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import UnsetType
 
+from tailrace.api.content.pages import missing, name_in, need_store, sliced
+from tailrace.api.content.query import Query
 from tailrace.api.endpoints import chat_plan, read
+from tailrace.api.errors import HttpError
 from tailrace.api.exchange import Exchange
 from tailrace.api.params import given, unsupported
 from tailrace.api.responses import body as bodies
-from tailrace.api.responses import items, translate
+from tailrace.api.responses import items, kept, translate
 from tailrace.api.responses.body import Create
 from tailrace.api.responses.shape import ResponseShape
 from tailrace.api.responses.truncation import shortest_cut
 from tailrace.api.schema import Message
 from tailrace.api.service import Plan, Service
+from tailrace.terms import InvalidInput
 
 ROOM = 8
 """One part in so many of the context is what `truncation: "auto"` leaves for an answer that nobody has bounded."""
 
+LEAST = 2000
+"""Bytes of a stored response without text."""
+
 
 @dataclass(frozen=True)
 class Asked:
-    """A checked request: its own input, all of the conversation, and whether the response is to be stored."""
+    """A checked request: all of the conversation so far, and whether the response is to be stored."""
 
     body: Create
-    own: list[items.Item]
     conversation: list[items.Item]
     store: bool
 
@@ -36,29 +43,57 @@ class Asked:
 async def create(service: Service, exchange: Exchange) -> None:
     """POST /v1/responses."""
     service.need()
-    asked = await ask(service, await read(service, exchange, bodies.CREATE))
+    asked = await ask(service, exchange, await read(service, exchange, bodies.CREATE))
     plan, call_id = await planned(service, exchange, asked)
     shape = shape_of(service, asked, plan, call_id)
+    keep = kept.keeper(service, exchange, plan, asked.conversation, shape.head) if asked.store else None
     with translate.own_words():
         service.submit(plan, exchange, "responses", stored=asked.store)
-    await service.respond(plan, exchange, shape)
+    await service.respond(plan, exchange, shape, keep)
 
 
-async def ask(service: Service, body: Create) -> Asked:
-    """Everything but the prompt, checked. Raises InvalidInput."""
+async def ask(service: Service, exchange: Exchange, body: Create) -> Asked:
+    """Everything but the prompt, checked, with the conversation that it goes on. Raises InvalidInput, or HttpError of
+    the content store."""
     service.need()
     service.need_model(body.model)
     bodies.check(body)
     if body.background:
         raise unsupported("background", "can only be false")
-    if body.store:
-        raise unsupported("store", "can only be false: this server has no content store (--content-store)")
-    if body.previous_response_id is not None:
-        raise unsupported(
-            "previous_response_id", "needs a stored response, and this server has no content store (--content-store)"
-        )
+    store = _stores(service, body)
     own = items.read(body.input, service.settings.limits)
-    return Asked(body, own, own, False)
+    before: list[items.Item] = []
+    if body.previous_response_id is not None:
+        if service.content is None:
+            raise unsupported(
+                "previous_response_id",
+                "needs a stored response, and this server has no content store (--content-store)",
+            )
+        before = await kept.turns(service, exchange, body.previous_response_id)
+    if len(before) + len(own) > service.settings.limits.messages:
+        raise InvalidInput(
+            f"the conversation has {len(before) + len(own)} items; at most {service.settings.limits.messages} are "
+            "possible",
+            param="input",
+        )
+    return Asked(body, [*before, *own], store)
+
+
+def _stores(service: Service, body: Create) -> bool:
+    """Whether the response is to be stored: by default where it can be. Who asks for it is refused where it cannot."""
+    if service.content is None:
+        if body.store:
+            raise unsupported("store", "can only be false: this server has no content store (--content-store)")
+        return False
+    if body.store is False:
+        return False
+    try:
+        service.content.need_room(LEAST + (0 if isinstance(body.input, UnsetType) else len(bytes(body.input))))
+    except HttpError:
+        if body.store:
+            raise
+        return False
+    return True
 
 
 async def planned(service: Service, exchange: Exchange, asked: Asked) -> tuple[Plan, Callable[[], str]]:
@@ -125,3 +160,34 @@ def head_of(asked: Asked, plan: Plan) -> dict[str, Any]:
 def _effort(body: Create) -> Any:
     effort = None if body.reasoning is None else given(body.reasoning.effort)
     return None if effort is None else msgspec.json.decode(effort)
+
+
+async def get(service: Service, exchange: Exchange) -> None:
+    """GET /v1/responses/{id}."""
+    query = Query(exchange, ("include[]", "include", "stream"))
+    if query.values.get("stream", "false") != "false":
+        raise unsupported("stream", "can only be false: events are not stored")
+    _, response = await kept.find_response(service, exchange, name_in(exchange))
+    await exchange.answer(200, response)
+
+
+async def delete(service: Service, exchange: Exchange) -> None:
+    """DELETE /v1/responses/{id}."""
+    name, store = name_in(exchange), need_store(service)
+    now = store.clock()
+    if not await store.run(lambda shelf: shelf.delete("response", name, exchange.tenant, now)):
+        raise missing("response", name)
+    await exchange.answer(200, msgspec.json.encode({"id": name, "object": "response", "deleted": True}))
+
+
+async def cancel(service: Service, exchange: Exchange) -> None:
+    """POST /v1/responses/{id}/cancel: of responses that run in the background, which are none."""
+    await kept.find_response(service, exchange, name_in(exchange, -2))
+    raise InvalidInput("only responses that run in the background can be cancelled", param="id")
+
+
+async def input_items(service: Service, exchange: Exchange) -> None:
+    """GET /v1/responses/{id}/input_items: all that the response was an answer to, earlier turns included."""
+    query = Query(exchange, ("after", "limit", "order", "include[]", "include"))
+    conversation, _ = await kept.find_response(service, exchange, name_in(exchange, -2))
+    await exchange.answer(200, msgspec.json.encode(sliced(conversation, query, "desc")))

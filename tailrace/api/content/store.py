@@ -1,0 +1,137 @@
+"""The event loop's side of the content store: one thread does all that touches the database, so nothing else waits.
+
+What fails in the database is an error of the request that needed it: 507 where there is no room, 503 where it does not
+work. What expires is deleted within a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from tailrace.api.content.database import Database, StoreDown, StoreFull, connect
+from tailrace.api.content.shelf import NEVER, Shelf
+from tailrace.api.errors import HttpError
+
+T = TypeVar("T")
+SWEEP_SECONDS = 30.0
+LOTS = 50
+"""Lots of objects that one sweep deletes at most, so that others get their turn between them."""
+
+
+class ContentStore:
+    """Opened once, before anything is served from it. All methods belong to the loop's thread."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        retention: float = 30 * 86400.0,
+        most_bytes: int = 1 << 30,
+        report: Callable[[str], object] = lambda _line: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`retention`: seconds after which what is stored is deleted; 0 is never. `report` hears of what fails beside
+        any request."""
+        self.retention = retention
+        self.clock = clock
+        self._report = report
+        self._database: Database = connect(url, most_bytes)
+        self._shelf = Shelf(self._database, most_bytes)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="content")
+        self._sweeping: asyncio.Task[None] | None = None
+        self._failing = False
+
+    async def open(self) -> None:
+        """Makes ready. Raises StoreDown or StoreFull."""
+        await self._in_thread(lambda shelf: shelf.prepare())
+        self._sweeping = asyncio.create_task(self._sweep_for_ever(), name="content")
+
+    async def close(self) -> None:
+        """Lets what has begun end, and closes the database."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._database.close)
+        self._thread.shutdown(wait=False)
+
+    @property
+    def used(self) -> int:
+        """Bytes in use."""
+        return self._shelf.used
+
+    def expiry(self, created: float) -> float:
+        """When what was made then is to be deleted."""
+        return created + self.retention if self.retention else NEVER
+
+    def need_room(self, size: int = 0) -> None:
+        """Raises HttpError 507 where there is certainly no room for so many bytes."""
+        try:
+            self._shelf.room(size)
+        except StoreFull as error:
+            raise _http(error) from None
+
+    async def run(self, work: Callable[[Shelf], T]) -> T:
+        """Does something in one transaction: all of it or nothing. Raises HttpError 507 or 503. What has begun goes on
+        to its end, whatever becomes of who waits for it."""
+        try:
+            return await self._in_thread(work)
+        except (StoreFull, StoreDown) as error:
+            raise _http(error) from None
+
+    async def _in_thread(self, work: Callable[[Shelf], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._transaction, work)
+
+    def _transaction(self, work: Callable[[Shelf], T]) -> T:
+        """Once more where a connection that had worked before was lost."""
+        connected = self._database.connected
+        try:
+            return self._once(work)
+        except StoreDown:
+            if not connected or self._database.connected:
+                raise
+            return self._once(work)
+
+    def _once(self, work: Callable[[Shelf], T]) -> T:
+        used = self._shelf.used
+        try:
+            result = work(self._shelf)
+            self._database.commit()
+        except BaseException:
+            self._shelf.used = used
+            self._database.rollback()
+            raise
+        return result
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            try:
+                await self.sweep()
+                self._failing = False
+            except HttpError as error:
+                if not self._failing:
+                    self._report(f"tailrace: {error}")
+                self._failing = True
+            await asyncio.sleep(SWEEP_SECONDS)
+
+    async def sweep(self) -> int:
+        """Deletes what has expired, and counts what there is. Returns how many objects that were."""
+        gone = 0
+        for _ in range(LOTS):
+            now = self.clock()
+            lot = await self.run(lambda shelf: shelf.expire(now))  # noqa: B023 - it runs before the next round
+            gone += lot
+            if not lot:
+                break
+        await self.run(lambda shelf: shelf.measure())
+        if gone:
+            await self.run(lambda shelf: shelf.database.tidy())
+        return gone
+
+
+def _http(error: StoreFull | StoreDown) -> HttpError:
+    if isinstance(error, StoreFull):
+        return HttpError(507, str(error), kind="server_error", code="content_store_full", retry=False)
+    return HttpError(503, str(error), kind="service_unavailable", code="content_store_unavailable", retry_after=5.0)
