@@ -191,6 +191,7 @@ class Server:
 
         service = Service(settings, client, stop=self._stop.set)
         if settings.content_store is not None:
+            from tailrace.api.batches.runner import Runner
             from tailrace.api.content.store import ContentStore
 
             service.content = ContentStore(
@@ -199,6 +200,7 @@ class Server:
                 most_bytes=settings.content_bytes,
                 report=to_stderr,
             )
+            service.batches = Runner(service, service.content)
         connections = Connections(Front(service), times, service.metrics.answered, service.malformed)
         listening = await self._listen(loop, connections)
         self._laps.lap("http")
@@ -207,6 +209,8 @@ class Server:
         try:
             started = await self._start(service, loading)
             if started:
+                if service.batches is not None:
+                    service.batches.start()
                 warming = asyncio.create_task(self._warm(service), name="warm")
                 await self._stop.wait()
                 warming.cancel()
@@ -338,6 +342,8 @@ class Server:
         import asyncio
 
         service.draining = True
+        if service.batches is not None:
+            await service.batches.stop()
         held = service.client.held
         limit = self._settings.timeouts.drain
         if held:

@@ -32,6 +32,7 @@ from tailrace.ledger.timeline import Timeline, as_json
 from tailrace.terms import Event, EventKind, Overloaded, TailraceError
 
 if TYPE_CHECKING:
+    from tailrace.api.batches.runner import Runner
     from tailrace.api.content.store import ContentStore
     from tailrace.text import Text, TokenBytes
 
@@ -62,6 +63,7 @@ class Service:
     stop: Callable[[], object] = lambda: None
     """Drains and ends the server."""
     content: ContentStore | None = None
+    batches: Runner | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     exchanges: dict[Exchange, Plan] = field(default_factory=dict)
 

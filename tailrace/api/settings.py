@@ -57,6 +57,8 @@ class Limits:
     """Most requests of one batch."""
     batches: int = 32
     """Most batches of one tenant that are not done."""
+    batch_parallel: int = 8
+    """Most requests that run, whosever they are, when another one of a batch begins."""
     bodies_bytes: int = 128 << 20
     """Most bytes of all request bodies that are being read or looked at; more get 503."""
 

@@ -17,7 +17,7 @@ from tailrace.terms import InvalidInput, TailraceError
 
 VERSION = 1
 PAGE = 4096
-BUSY_SECONDS = 5.0
+BUSY_SECONDS = 1.0
 CONNECT_SECONDS = 5
 STATEMENT_SECONDS = 30
 
@@ -35,6 +35,8 @@ class Database(Protocol):
 
     blob: str
     """The type of a column of bytes."""
+    exclusive: bool
+    """No other server has it while this one does."""
 
     @property
     def connected(self) -> bool:
@@ -85,6 +87,7 @@ class Sqlite:
     deleted is overwritten."""
 
     blob = "BLOB"
+    exclusive = True
 
     def __init__(self, path: Path, most_bytes: int) -> None:
         """`most_bytes`: of content. The file is held to twice as much, which its indexes and its slack fit into."""
@@ -190,6 +193,7 @@ class Postgres:
     """A server, through psycopg (the extra `postgres`), which is imported when it is connected to."""
 
     blob = "BYTEA"
+    exclusive = False
 
     def __init__(self, url: str) -> None:
         self._url = url

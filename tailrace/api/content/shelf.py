@@ -107,9 +107,11 @@ class Shelf:
 
     # Objects
 
-    def put(self, stored: Stored) -> None:
-        """Stores a new object. Raises StoreFull, with nothing stored."""
-        self.room(stored.size)
+    def put(self, stored: Stored, *, moved: bool = False) -> None:
+        """Stores a new object. `moved`: its room is that of something that goes. Raises StoreFull, with nothing
+        stored."""
+        if not moved:
+            self.room(stored.size)
         metadata = None if stored.metadata is None else msgspec.json.encode(stored.metadata)
         row = (stored.id, stored.kind, stored.tenant, stored.created, stored.expires, stored.model, metadata)
         self.database.execute(

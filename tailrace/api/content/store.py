@@ -62,6 +62,11 @@ class ContentStore:
         """Bytes in use."""
         return self._shelf.used
 
+    @property
+    def exclusive(self) -> bool:
+        """Whether no other server has it."""
+        return self._database.exclusive
+
     def expiry(self, created: float) -> float:
         """When what was made then is to be deleted."""
         return created + self.retention if self.retention else NEVER

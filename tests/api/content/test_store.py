@@ -6,13 +6,13 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tailrace.api.content.database import Sqlite, StoreDown, StoreFull, check, connect
+from tailrace.api.content.database import Sqlite, StoreDown, StoreFull, check
 from tailrace.api.content.shelf import NEVER, Filter, Stored, pieces_of
 from tailrace.api.content.store import ContentStore
 from tailrace.api.errors import HttpError
@@ -20,29 +20,6 @@ from tailrace.terms import InvalidInput
 from tests import postgres
 
 ONE = Stored("r1", "response", "ada", 100.0, NEVER, b'{"a":1}', "stand", {"k": "v"})
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[postgres.Server | None]:
-    if postgres.why_not():
-        yield None
-        return
-    with postgres.serving() as running:
-        yield running
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path, server: postgres.Server | None) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:////{tmp_path}/content.db"
-    if server is None:
-        pytest.skip(postgres.why_not())
-    database = connect(server.url, 1)
-    for table in ("content", "objects", "pieces", "batches", "results"):
-        database.execute(f"DROP TABLE IF EXISTS tailrace_{table}")
-    database.commit()
-    database.close()
-    return server.url
 
 
 def within(url: str, work: Callable[[ContentStore], Awaitable[None]], **options: object) -> None:
@@ -59,7 +36,7 @@ def within(url: str, work: Callable[[ContentStore], Awaitable[None]], **options:
     asyncio.run(main())
 
 
-def test_what_is_put_is_found_by_its_tenant_alone_and_after_a_restart(url: str) -> None:
+def test_what_is_put_is_found_by_its_tenant_alone_and_after_a_restart(store_url: str) -> None:
     async def put(store: ContentStore) -> None:
         await store.run(lambda shelf: shelf.put(ONE))
 
@@ -73,11 +50,11 @@ def test_what_is_put_is_found_by_its_tenant_alone_and_after_a_restart(url: str) 
         assert await store.run(lambda shelf: shelf.get("response", "r1", "ada", 200.0)) is None
         assert store.used == 0
 
-    within(url, put)
-    within(url, look)
+    within(store_url, put)
+    within(store_url, look)
 
 
-def test_a_transaction_is_all_or_nothing(url: str) -> None:
+def test_a_transaction_is_all_or_nothing(store_url: str) -> None:
     async def work(store: ContentStore) -> None:
         def fail(shelf: object) -> None:
             shelf.put(ONE)  # type: ignore[attr-defined]
@@ -88,10 +65,10 @@ def test_a_transaction_is_all_or_nothing(url: str) -> None:
         assert store.used == 0
         assert await store.run(lambda shelf: shelf.get("response", "r1", "ada", 0.0)) is None
 
-    within(url, work)
+    within(store_url, work)
 
 
-def test_what_has_expired_is_not_found_and_is_deleted(url: str) -> None:
+def test_what_has_expired_is_not_found_and_is_deleted(store_url: str) -> None:
     now = [100.0]
 
     async def work(store: ContentStore) -> None:
@@ -107,10 +84,10 @@ def test_what_has_expired_is_not_found_and_is_deleted(url: str) -> None:
         assert await store.run(lambda shelf: shelf.piece("f0", 0)) is None
         assert await store.run(lambda shelf: shelf.piece("f1", 0)) == b"x"
 
-    within(url, work, retention=60.0, clock=lambda: now[0])
+    within(store_url, work, retention=60.0, clock=lambda: now[0])
 
 
-def test_pages_go_both_ways_and_filter(url: str) -> None:
+def test_pages_go_both_ways_and_filter(store_url: str) -> None:
     async def work(store: ContentStore) -> None:
         for index in range(25):
             labels = {"odd": str(index % 2)}
@@ -137,10 +114,10 @@ def test_pages_go_both_ways_and_filter(url: str) -> None:
         assert await ids(Filter("response", "ada", 3, order="asc", model="m2")) == everything[2::3]
         assert await store.run(lambda shelf: shelf.page(Filter("response", "ada", 3, after="r99"), 0.0)) is None
 
-    within(url, work)
+    within(store_url, work)
 
 
-def test_the_bound_is_kept_and_room_comes_back(url: str) -> None:
+def test_the_bound_is_kept_and_room_comes_back(store_url: str) -> None:
     async def work(store: ContentStore) -> None:
         big = replace(ONE, body=b"x" * 40_000)
         await store.run(lambda shelf: shelf.put(big))
@@ -154,10 +131,10 @@ def test_the_bound_is_kept_and_room_comes_back(url: str) -> None:
         await store.run(lambda shelf: shelf.delete("response", "r1", "ada", 0.0))
         await store.run(lambda shelf: shelf.put(replace(big, id="r2")))
 
-    within(url, work, most_bytes=70_000)
+    within(store_url, work, most_bytes=70_000)
 
 
-def test_the_loop_goes_on_while_the_database_works(url: str) -> None:
+def test_the_loop_goes_on_while_the_database_works(store_url: str) -> None:
     async def work(store: ContentStore) -> None:
         from threading import Event
 
@@ -171,7 +148,7 @@ def test_the_loop_goes_on_while_the_database_works(url: str) -> None:
         assert await waiting
         assert ticks == 50
 
-    within(url, work)
+    within(store_url, work)
 
 
 def test_an_answer_that_was_committed_survives_the_end_of_the_process(tmp_path: Path) -> None:
@@ -238,9 +215,8 @@ def test_a_later_versions_store_and_a_broken_one_are_refused(tmp_path: Path) -> 
         within(f"sqlite:////{tmp_path}/later.db/x/c.db", lambda _store: asyncio.sleep(0))
 
 
-def test_a_postgresql_that_comes_back_is_used_again(server: postgres.Server | None) -> None:
-    if server is None:
-        pytest.skip(postgres.why_not())
+def test_a_postgresql_that_comes_back_is_used_again(postgresql: postgres.Server) -> None:
+    server = postgresql
 
     async def work(store: ContentStore) -> None:
         one = replace(ONE, id="again")
