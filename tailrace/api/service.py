@@ -34,6 +34,7 @@ from tailrace.terms import Event, EventKind, Overloaded, TailraceError
 if TYPE_CHECKING:
     from tailrace.api.batches.runner import Runner
     from tailrace.api.content.store import ContentStore
+    from tailrace.api.responses.background import Background
     from tailrace.text import Text, TokenBytes
 
 
@@ -64,6 +65,8 @@ class Service:
     """Drains and ends the server."""
     content: ContentStore | None = None
     batches: Runner | None = None
+    background: dict[str, Background] = field(default_factory=dict)
+    """Responses that run in the background, by their ids."""
     created: int = field(default_factory=lambda: int(time.time()))
     exchanges: dict[Exchange, Plan] = field(default_factory=dict)
 

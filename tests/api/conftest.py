@@ -189,7 +189,7 @@ def postgresql(a_postgresql: postgres.Server | None) -> postgres.Server:
     if a_postgresql is None:
         pytest.skip(postgres.why_not())
     database = connect(a_postgresql.url, 1)
-    for table in ("content", "objects", "pieces", "batches", "results"):
+    for table in ("content", "objects", "pieces", "batches", "results", "servers"):
         database.execute(f"DROP TABLE IF EXISTS tailrace_{table}")
     database.commit()
     database.close()

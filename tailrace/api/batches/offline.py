@@ -6,12 +6,16 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tailrace.api.access.guard import Caller
 from tailrace.api.errors import HttpError, as_http
 from tailrace.api.exchange import JSON, ClientGone, Exchange
 from tailrace.api.service import Service
 from tailrace.terms import TailraceError
+
+if TYPE_CHECKING:
+    from tailrace.api.access.account import Lease
 
 Endpoint = Callable[[Service, Exchange], Awaitable[None]]
 
@@ -63,12 +67,15 @@ class Answer:
 class Offline:
     """One request, to be run once."""
 
-    def __init__(self, caller: Caller, path: str, body: bytes, name: str, priority: int) -> None:
-        """`name`: what its log lines and timeline call it. Lower priorities go first."""
+    def __init__(
+        self, caller: Caller, path: str, body: bytes, name: str, priority: int | None, lease: Lease | None = None
+    ) -> None:
+        """`name`: what its log lines and timeline call it. Lower priorities go first; None is what the request asks
+        for. `lease`: one that was entered already."""
         self._desk = _Desk()
         self.exchange = Exchange(
             self._desk, "POST", path, b"", [JSON], chunks=False, keep_alive=False,
-            id=name, caller=caller, priority=priority,
+            id=name, caller=caller, lease=lease, priority=priority,
         )  # fmt: skip
         self.exchange.feed(body)
         self.exchange.finish()
@@ -82,10 +89,11 @@ class Offline:
         exchange, guard = self.exchange, service.guard
         caller = exchange.caller
         assert caller is not None
-        exchange.lease = guard.lease(caller)
         try:
-            if exchange.lease is not None:
-                exchange.lease.enter()
+            if exchange.lease is None:
+                exchange.lease = guard.lease(caller)
+                if exchange.lease is not None:
+                    exchange.lease.enter()
             await endpoint(service, exchange)
         except TailraceError as error:
             return self._refused(as_http(error))

@@ -7,7 +7,6 @@ when it says nothing more.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import traceback
 from collections.abc import AsyncIterator, Callable
@@ -33,7 +32,7 @@ class Runner:
     def __init__(self, service: Service, store: ContentStore) -> None:
         self._service = service
         self._store = store
-        self._owner = os.urandom(12).hex()
+        self._owner = store.owner
         self._jobs: dict[str, tuple[Job, asyncio.Task[None]]] = {}
         self._news = asyncio.Event()
         self._turn = asyncio.Lock()  # whoever waits longest goes first, so that batches take turns

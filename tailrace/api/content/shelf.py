@@ -99,11 +99,28 @@ class Shelf:
             "CREATE TABLE IF NOT EXISTS tailrace_results (batch TEXT NOT NULL, line INTEGER NOT NULL, failed INTEGER "
             f"NOT NULL, data {blob} NOT NULL, PRIMARY KEY (batch, line))"
         )
+        run("CREATE TABLE IF NOT EXISTS tailrace_servers (owner TEXT PRIMARY KEY, seen DOUBLE PRECISION NOT NULL)")
         self.measure()
 
     def measure(self) -> None:
         """Counts what there is."""
         self.used = int(self.database.execute("SELECT COALESCE(SUM(bytes), 0) FROM tailrace_objects")[0][0])
+
+    # Servers that share the store
+
+    def beat(self, owner: str, now: float, forget: float) -> None:
+        """A server says that it runs; those that have not since `forget` are forgotten."""
+        self.database.execute(
+            "INSERT INTO tailrace_servers VALUES (?, ?) ON CONFLICT (owner) DO UPDATE SET seen = excluded.seen",
+            (owner, now),
+        )
+        self.database.execute("DELETE FROM tailrace_servers WHERE seen < ?", (forget,))
+
+    def heard(self, owner: str, since: float) -> bool:
+        """Whether a server has said so since then."""
+        return bool(
+            self.database.execute("SELECT 1 FROM tailrace_servers WHERE owner = ? AND seen >= ?", (owner, since))
+        )
 
     # Objects
 
@@ -145,6 +162,21 @@ class Shelf:
                 (body, name, kind, tenant),
             )
         )
+
+    def complete(self, kind: Kind, name: str, tenant: str, body: bytes) -> bool:
+        """Puts the final body in the place of an object's; whether there is one. Raises StoreFull."""
+        rows = self.database.execute(
+            "SELECT bytes FROM tailrace_objects WHERE id = ? AND kind = ? AND tenant = ?", (name, kind, tenant)
+        )
+        if not rows:
+            return False
+        more = len(body) + OVERHEAD - int(rows[0][0])
+        self.room(more)
+        self.database.execute(
+            "UPDATE tailrace_objects SET body = ?, bytes = ? WHERE id = ?", (body, len(body) + OVERHEAD, name)
+        )
+        self.used += more
+        return True
 
     def relabel(self, kind: Kind, name: str, tenant: str, metadata: Mapping[str, str]) -> None:
         """Puts other metadata in the place of an object's."""

@@ -7,9 +7,11 @@ work. What expires is deleted within a minute.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 from tailrace.api.content.database import Database, StoreDown, StoreFull, connect
@@ -18,6 +20,9 @@ from tailrace.api.errors import HttpError
 
 T = TypeVar("T")
 SWEEP_SECONDS = 30.0
+BEAT_SECONDS = 5.0
+GONE_SECONDS = 20.0
+"""After which a server that has said nothing is taken to have ended."""
 LOTS = 50
 """Lots of objects that one sweep deletes at most, so that others get their turn between them."""
 
@@ -36,24 +41,28 @@ class ContentStore:
     ) -> None:
         """`retention`: seconds after which what is stored is deleted; 0 is never. `report` hears of what fails beside
         any request."""
+        self.owner = os.urandom(12).hex()
+        """What this server calls itself where several share the store."""
         self.retention = retention
         self.clock = clock
         self._report = report
         self._database: Database = connect(url, most_bytes)
         self._shelf = Shelf(self._database, most_bytes)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="content")
-        self._sweeping: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._failing = False
 
     async def open(self) -> None:
         """Makes ready. Raises StoreDown or StoreFull."""
         await self._in_thread(lambda shelf: shelf.prepare())
-        self._sweeping = asyncio.create_task(self._sweep_for_ever(), name="content")
+        self._tasks = [asyncio.create_task(self._sweep_for_ever(), name="content")]
+        if not self.exclusive:
+            self._tasks.append(asyncio.create_task(self._beat_for_ever(), name="content beat"))
 
     async def close(self) -> None:
         """Lets what has begun end, and closes the database."""
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        for task in self._tasks:
+            task.cancel()
         await asyncio.get_running_loop().run_in_executor(self._thread, self._database.close)
         self._thread.shutdown(wait=False)
 
@@ -120,6 +129,20 @@ class ContentStore:
                     self._report(f"tailrace: {error}")
                 self._failing = True
             await asyncio.sleep(SWEEP_SECONDS)
+
+    async def _beat_for_ever(self) -> None:
+        while True:
+            now = self.clock()
+            with suppress(HttpError):  # the sweep reports it
+                await self.run(lambda shelf: shelf.beat(self.owner, now, now - 10 * GONE_SECONDS))  # noqa: B023
+            await asyncio.sleep(BEAT_SECONDS)
+
+    async def alive(self, owner: str) -> bool:
+        """Whether a server of this store still runs, as far as can be told. Raises HttpError."""
+        if owner == self.owner or self.exclusive:
+            return owner == self.owner
+        since = self.clock() - GONE_SECONDS
+        return await self.run(lambda shelf: shelf.heard(owner, since))
 
     async def sweep(self) -> int:
         """Deletes what has expired, and counts what there is. Returns how many objects that were."""

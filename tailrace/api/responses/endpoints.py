@@ -15,8 +15,8 @@ from tailrace.api.endpoints import chat_plan, read
 from tailrace.api.errors import HttpError
 from tailrace.api.exchange import Exchange
 from tailrace.api.params import given, unsupported
+from tailrace.api.responses import background, items, kept, translate
 from tailrace.api.responses import body as bodies
-from tailrace.api.responses import items, kept, translate
 from tailrace.api.responses.body import Create
 from tailrace.api.responses.shape import ResponseShape
 from tailrace.api.responses.truncation import shortest_cut
@@ -46,6 +46,10 @@ async def create(service: Service, exchange: Exchange) -> None:
     asked = await ask(service, exchange, await read(service, exchange, bodies.CREATE))
     plan, call_id = await planned(service, exchange, asked)
     shape = shape_of(service, asked, plan, call_id)
+    if asked.body.background:
+        with translate.own_words():
+            await background.begin(service, exchange, plan, shape, asked.conversation)
+        return
     keep = kept.keeper(service, exchange, plan, asked.conversation, shape.head) if asked.store else None
     with translate.own_words():
         service.submit(plan, exchange, "responses", stored=asked.store)
@@ -58,9 +62,11 @@ async def ask(service: Service, exchange: Exchange, body: Create) -> Asked:
     service.need()
     service.need_model(body.model)
     bodies.check(body)
-    if body.background:
-        raise unsupported("background", "can only be false")
     store = _stores(service, body)
+    if body.background and not store:
+        raise unsupported("background", "needs a content store (--content-store) with room, and store not to be false")
+    if body.background and body.stream:
+        raise unsupported("background", "cannot be combined with stream: events are not stored")
     own = items.read(body.input, service.settings.limits)
     before: list[items.Item] = []
     if body.previous_response_id is not None:
@@ -175,15 +181,23 @@ async def delete(service: Service, exchange: Exchange) -> None:
     """DELETE /v1/responses/{id}."""
     name, store = name_in(exchange), need_store(service)
     now = store.clock()
+    await background.cancel(service, exchange, name)
     if not await store.run(lambda shelf: shelf.delete("response", name, exchange.tenant, now)):
         raise missing("response", name)
     await exchange.answer(200, msgspec.json.encode({"id": name, "object": "response", "deleted": True}))
 
 
 async def cancel(service: Service, exchange: Exchange) -> None:
-    """POST /v1/responses/{id}/cancel: of responses that run in the background, which are none."""
-    await kept.find_response(service, exchange, name_in(exchange, -2))
-    raise InvalidInput("only responses that run in the background can be cancelled", param="id")
+    """POST /v1/responses/{id}/cancel: of one that runs in the background. One that has ended stays as it is."""
+    name = name_in(exchange, -2)
+    await background.cancel(service, exchange, name)
+    _, response = await kept.find_response(service, exchange, name)
+    shown = msgspec.json.decode(response)
+    if not shown["background"]:
+        raise InvalidInput("only responses that run in the background can be cancelled", param="id")
+    if shown["status"] in kept.RUNNING:
+        raise InvalidInput("it runs on another server of this store: cancel it there", param="id")
+    await exchange.answer(200, response)
 
 
 async def input_items(service: Service, exchange: Exchange) -> None:

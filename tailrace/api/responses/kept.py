@@ -15,13 +15,18 @@ from tailrace.api.errors import HttpError
 from tailrace.api.exchange import Exchange
 from tailrace.api.responses.items import Item
 from tailrace.api.service import Plan, Service
+from tailrace.terms import InvalidInput
+
+RUNNING = ("queued", "in_progress")
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What is stored: the response as the client got it, and the items that it is an answer to."""
+    """What is stored: the response as the client got it, the items that it is an answer to, and where it runs, while it
+    runs in the background."""
 
     response: Raw
     conversation: list[Item]
+    owner: str = ""
 
 
 def keeper(
@@ -40,10 +45,27 @@ def keeper(
 
 
 async def find_response(service: Service, exchange: Exchange, name: str) -> tuple[list[Item], bytes]:
-    """A stored response and the items that it is an answer to. Raises HttpError 404, 503."""
+    """A stored response and the items that it is an answer to. One that ran in the background of a server that has
+    ended has failed. Raises HttpError 404, 503."""
+    running = service.background.get(name)
+    if running is not None and running.tenant == exchange.tenant:
+        return running.conversation, running.shown()
     stored = await find(service, exchange, "response", name, "response")
     found = msgspec.json.decode(stored.body, type=Kept)
-    return found.conversation, bytes(found.response)
+    response = bytes(found.response)
+    store = need_store(service)
+    if found.owner and not await store.alive(found.owner):
+        response = lost(response)
+        body = msgspec.json.encode(Kept(Raw(response), found.conversation))
+        await store.run(lambda shelf: shelf.complete("response", name, exchange.tenant, body))
+    return found.conversation, response
+
+
+def lost(response: bytes) -> bytes:
+    """A response whose server has ended before it was answered."""
+    shown: dict[str, Any] = msgspec.json.decode(response)
+    error = {"code": "server_error", "message": "the server that answered it has ended"}
+    return msgspec.json.encode({**shown, "status": "failed", "error": error})
 
 
 async def turns(service: Service, exchange: Exchange, name: str) -> list[Item]:
@@ -57,4 +79,6 @@ async def turns(service: Service, exchange: Exchange, name: str) -> list[Item]:
             error.code = "previous_response_not_found"
         raise
     response: dict[str, Any] = msgspec.json.decode(data)
+    if response["status"] in RUNNING:
+        raise InvalidInput(f"{name} is not answered yet", param="previous_response_id")
     return [*conversation, *response["output"]]
