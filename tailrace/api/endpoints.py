@@ -230,6 +230,7 @@ async def metrics(service: Service, exchange: Exchange) -> None:
     client = service.client
     service.settle()
     service.metrics.limits(service.guard.limited)
+    service.metrics.content = service.stored()
     service.metrics.gauges(client.gauges, client.baseline, client.restarts)
     data = await asyncio.to_thread(
         service.metrics.render, ready=client.ready, healthy=client.healthy, restarts=client.restarts

@@ -142,6 +142,8 @@ class Metrics:
         self._ttft = self.histograms["time_to_first_token_seconds"]
         self._itl = self.histograms["inter_token_latency_seconds"]
         self.limited: dict[tuple[str, str], int] = {}
+        self.content: dict[str, int] = {}
+        """Of the content store, where there is one: bytes, limit_bytes, failures; and batch_lines that run."""
         self._step_tokens = 0
         self._ready: Ready | None = None
 
@@ -473,6 +475,12 @@ class _Families:
         for (kind, what), count in sorted(self._metrics.limited.items()):
             limited.add_metric([kind, what], count)
         yield limited
+        if content := self._metrics.content:
+            yield gauge("content_bytes", "Bytes of the content store in use.", content["bytes"])
+            yield gauge("content_limit_bytes", "Most bytes of the content store.", content["limit_bytes"])
+            yield gauge("batch_lines_running", "Lines of batches that run.", content["batch_lines"])
+            text = "What the content store could not do: it was full, or its database did not work."
+            yield CounterMetricFamily("tailrace_content_failures", text, value=content["failures"])
         phases = CounterMetricFamily("tailrace_phase_seconds", "Time of ended requests, by phase.", labels=["phase"])
         for phase, seconds in self._metrics.totals.phases.items():
             phases.add_metric([phase.value], seconds)

@@ -143,6 +143,12 @@ class Service:
         """Whether a request would be served now."""
         return self.text is not None and self.client.healthy and not self.draining and not self.paused
 
+    def stored(self) -> dict[str, int]:
+        """The content store in numbers; empty where there is none."""
+        if self.content is None or self.batches is None:
+            return {}
+        return {**self.content.numbers(), "batch_lines": self.batches.lines}
+
     def need_unpaused(self) -> None:
         """Raises HttpError 503 while the server is paused."""
         if self.paused:

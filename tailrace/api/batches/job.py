@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import TypeVar
 
 import msgspec
@@ -13,6 +13,7 @@ from tailrace.api.batches import lines, shelf, state
 from tailrace.api.batches.files import new_file, new_name
 from tailrace.api.batches.offline import Answer, Offline
 from tailrace.api.batches.state import Batch, Status
+from tailrace.api.content.database import StoreFull
 from tailrace.api.content.shelf import Shelf, Stored
 from tailrace.api.content.store import ContentStore
 from tailrace.api.errors import HttpError
@@ -43,13 +44,14 @@ class Job:
         self._most = most
         self._running: set[asyncio.Task[None]] = set()
         self._asking: set[Offline] = set()
-        self._stopped = False  # no further line begins, and those that run are given up
+        self._stop = asyncio.Event()  # no further line begins, and those that run are given up
         self._ended: Status = "completed"
 
     def stop(self, status: Status) -> None:
         """Gives up what is not done: the batch was cancelled, or has expired."""
         if not self._stopped:
-            self._stopped, self._ended = True, status
+            self._ended = status
+            self._stop.set()
             for offline in list(self._asking):
                 offline.stop()
 
@@ -79,7 +81,13 @@ class Job:
             try:
                 return await self._store.run(work)
             except HttpError:
-                await asyncio.sleep(AGAIN_SECONDS)
+                await self._news(AGAIN_SECONDS)
+
+    async def _news(self, seconds: float) -> None:
+        """Waits so long, or until the job is stopped."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await (self._stop.wait() if not self._stopped else asyncio.sleep(seconds))
 
     # The input
 
@@ -174,7 +182,7 @@ class Job:
             if found.retry_after is None or tries == TRIES:
                 await self._record(number, lines.answered(name, line, found), failed=found.status != 200)
                 return
-            await asyncio.sleep(min(found.retry_after, AGAIN_SECONDS))
+            await self._news(min(found.retry_after, AGAIN_SECONDS))
 
     async def _asked(self, name: str, line: lines.Line) -> Answer | None:
         from tailrace.api.front import route_of
@@ -193,7 +201,24 @@ class Job:
             self._asking.discard(offline)
 
     async def _record(self, number: int, data: bytes, *, failed: bool) -> None:
-        await self._stored(lambda one: shelf.record(one, self.batch.id, number, data, failed=failed))
+        """Where there is no room it waits for some; of a batch that was cancelled the answer is dropped then."""
+
+        def work(one: Shelf) -> None:
+            try:
+                shelf.record(one, self.batch.id, number, data, failed=failed)
+            except StoreFull:
+                if not self._cancelled:
+                    raise
+
+        await self._stored(work)
+
+    @property
+    def _stopped(self) -> bool:
+        return self._stop.is_set()
+
+    @property
+    def _cancelled(self) -> bool:
+        return self._stopped and self._ended == "cancelled"
 
     # The end
 

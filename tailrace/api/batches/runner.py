@@ -36,7 +36,8 @@ class Runner:
         self._jobs: dict[str, tuple[Job, asyncio.Task[None]]] = {}
         self._news = asyncio.Event()
         self._turn = asyncio.Lock()  # whoever waits longest goes first, so that batches take turns
-        self._lines = 0
+        self.lines = 0
+        """Lines that run."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -125,11 +126,11 @@ class Runner:
             while not unwanted() and not self._idle:
                 await asyncio.sleep(LOOK_SECONDS)
             granted = not unwanted()
-            self._lines += granted
+            self.lines += granted
         try:
             yield granted
         finally:
-            self._lines -= granted
+            self.lines -= granted
 
     @property
     def _idle(self) -> bool:
@@ -138,4 +139,4 @@ class Runner:
         if not service.ready:
             return False
         others = sum(exchange.priority is None for exchange in service.exchanges)
-        return self._lines + others < self.parallel
+        return self.lines + others < self.parallel

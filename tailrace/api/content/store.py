@@ -51,6 +51,7 @@ class ContentStore:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="content")
         self._tasks: list[asyncio.Task[None]] = []
         self._failing = False
+        self._failures = 0
 
     async def open(self) -> None:
         """Makes ready. Raises StoreDown or StoreFull."""
@@ -71,6 +72,10 @@ class ContentStore:
         """Bytes in use."""
         return self._shelf.used
 
+    def numbers(self) -> dict[str, int]:
+        """For metrics."""
+        return {"bytes": self._shelf.used, "limit_bytes": self._shelf.most_bytes, "failures": self._failures}
+
     @property
     def exclusive(self) -> bool:
         """Whether no other server has it."""
@@ -85,6 +90,7 @@ class ContentStore:
         try:
             self._shelf.room(size)
         except StoreFull as error:
+            self._failures += 1
             raise _http(error) from None
 
     async def run(self, work: Callable[[Shelf], T]) -> T:
@@ -93,6 +99,7 @@ class ContentStore:
         try:
             return await self._in_thread(work)
         except (StoreFull, StoreDown) as error:
+            self._failures += 1
             raise _http(error) from None
 
     async def _in_thread(self, work: Callable[[Shelf], T]) -> T:

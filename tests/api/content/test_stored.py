@@ -241,6 +241,9 @@ def test_a_full_store_refuses_who_asks_and_serves_who_does_not(tmp_path: Path) -
                 assert found.parse().choices[0].message.content == text[:8]  # stored, or delivered all the same
                 assert found.headers.get("x-tailrace-not-stored") in (None, "content_store_full")
         assert (full.status_code, full.code) == (507, "content_store_full")
+        assert server.metric("tailrace_content_limit_bytes") == 1 << 16
+        assert 1 << 15 < server.metric("tailrace_content_bytes") <= 1 << 16
+        assert server.metric("tailrace_content_failures_total") > 0
         assert refused(lambda: client.responses.create(**options, store=True)).status_code == 507
         for answer in kept:
             client.responses.delete(answer.id)
