@@ -23,7 +23,7 @@ from tailrace.terms import InvalidInput
 T = TypeVar("T")
 PRIORITY = 1000
 """Behind every request that somebody waits for."""
-AGAIN_SECONDS = 5.0
+AGAIN_SECONDS = 2.0
 """After which something that failed is tried again, at the latest."""
 TRIES = 3
 """How often a request that the server fails is asked."""
@@ -178,6 +178,8 @@ class Job:
                 found = await self._asked(name, line) if granted else None
             if found is None:
                 return
+            if found.status == 503 and self._service.paused:  # its operator has ended it with all others
+                continue
             tries += found.status != 429
             if found.retry_after is None or tries == TRIES:
                 await self._record(number, lines.answered(name, line, found), failed=found.status != 200)

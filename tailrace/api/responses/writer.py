@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tailrace.text import TokenBytes
 
 encode = msgspec.json.Encoder().encode
+NO_ROWS = b',"logprobs":[]'
 PART_TYPES = {"message": "output_text", "reasoning": "reasoning_text"}
 
 
@@ -37,6 +38,7 @@ class Writer:
         self._rows: list[dict[str, Any]] = []  # log-probabilities of the open text
         self._pending: list[dict[str, Any]] = []  # and of tokens whose text has not come yet
         self._delta_head = b""
+        self._plain = False  # a text is open, and nothing but the text of its deltas is told
 
     # Events
 
@@ -48,6 +50,8 @@ class Writer:
 
     def take(self, delta: Delta) -> bytes:
         """The events of a delta; empty where it shows nothing."""
+        if self._plain and delta.finish is None and not delta.parts:  # most of all deltas are more of a text
+            return self._more("", delta.text, NO_ROWS) if delta.text else b""
         parts: Sequence[Part] = delta.parts or ([Content(delta.text)] if delta.text else ())
         if self._logprobs and delta.tokens:
             self._pending += chat_content(self._table, delta.tokens, delta.logprobs)
@@ -69,7 +73,7 @@ class Writer:
                 return data + self._begin({**item, "call_id": self._call_id(), "arguments": ""})
             case Arguments(_, text):
                 self._pending = []
-                return self._more("response.function_call_arguments.delta", text, {})
+                return self._more("response.function_call_arguments.delta", text)
 
     def _text(self, kind: str, text: str) -> bytes:
         data = b""
@@ -77,11 +81,13 @@ class Writer:
             data = self._close("completed") + self._begin_text(kind)
         if kind == "reasoning":
             self._pending = []
-            return data + self._more("response.reasoning_text.delta", text, {"content_index": 0})
+            return data + self._more("response.reasoning_text.delta", text)
         rows, self._pending = self._pending, []
         self._rows += rows
         shown = [{name: row[name] for name in ("token", "logprob", "top_logprobs")} for row in rows]
-        return data + self._more("response.output_text.delta", text, {"content_index": 0}, {"logprobs": shown})
+        data += self._more("response.output_text.delta", text, b',"logprobs":' + encode(shown))
+        self._plain = not self._logprobs
+        return data
 
     # Items
 
@@ -110,20 +116,21 @@ class Writer:
         part: dict[str, Any] = {"type": kind, "text": text}
         return {**part, "annotations": [], "logprobs": rows} if kind == "output_text" else part
 
-    def _more(self, kind: str, text: str, index: Mapping[str, Any], tail: Mapping[str, Any] | None = None) -> bytes:
-        """A delta's event. What is the same for all of an item is encoded once."""
+    def _more(self, kind: str, text: str, tail: bytes = b"") -> bytes:
+        """A delta's event, of the kind that the open item's first one had. What is the same for all is encoded once."""
         if not self._delta_head:
-            place = encode({**self._place, **index})
-            self._delta_head = b"event: " + kind.encode() + b'\ndata: {"type":"' + kind.encode() + b'",' + place[1:-1]
+            assert self._open is not None
+            place = self._place if self._open["type"] == "function_call" else {**self._place, "content_index": 0}
+            head = b"event: " + kind.encode() + b'\ndata: {"type":"' + kind.encode() + b'",' + encode(place)[1:-1]
+            self._delta_head = head + b',"sequence_number":'
         self._pieces.append(text)
         number = self._sequence
-        self._sequence += 1
-        more = b"" if tail is None else b"," + encode(tail)[1:-1]
-        return self._delta_head + b',"sequence_number":%d,"delta":' % number + encode(text) + more + b"}\n\n"
+        self._sequence = number + 1
+        return b'%b%d,"delta":%b%b}\n\n' % (self._delta_head, number, encode(text), tail)
 
     def _close(self, status: str) -> bytes:
         """The end of the open item, if there is one."""
-        item = self._open
+        item, self._plain = self._open, False
         if item is None:
             return b""
         text = "".join(self._pieces)

@@ -334,6 +334,43 @@ def test_too_many_open_batches_are_refused(slow: Running) -> None:
     assert (error.status_code, error.code) == (429, "too_many_batches")
 
 
+def test_a_batch_waits_for_room_in_the_store_and_loses_nothing(tmp_path: Path) -> None:
+    url = f"sqlite:////{tmp_path}/c.db"
+    with serving(served_names=["stand"], content_store=url, content_bytes=1 << 16) as server:
+        client = server.client()
+        filler = client.files.create(file=("x", b"x" * 35_000), purpose="batch")
+        batch = begin(client, [line(str(index), chat(str(index))) for index in range(30)])
+        until(lambda: server.metric("tailrace_content_failures_total") >= 1, "the store to be full")
+        assert 0 < client.batches.retrieve(batch.id).request_counts.completed < 30
+        client.files.delete(filler.id)
+        done = ended(client, batch)
+        assert (done.request_counts.completed, done.request_counts.failed) == (30, 0)
+        assert [one["custom_id"] for one in rows_of(client, done.output_file_id)] == [str(n) for n in range(30)]
+        second = begin(client, [line(str(index), chat(str(index))) for index in range(40)])
+        failures = server.metric("tailrace_content_failures_total")
+        until(lambda: server.metric("tailrace_content_failures_total") > failures, "the store to be full")
+        client.batches.cancel(second.id)
+        assert ended(client, second).status == "cancelled"
+
+
+def test_a_paused_server_runs_no_line_and_fails_none(tmp_path: Path) -> None:
+    url = f"sqlite:////{tmp_path}/c.db"
+    admin = {"headers": {"Authorization": "Bearer boss"}}
+    with serving(
+        served_names=["stand"], loader="tests.api.stand:load_slow", content_store=url, admin_keys=["boss"]
+    ) as server:
+        client = server.client()
+        batch = begin(client, [line(str(index), chat("x" * 20)) for index in range(16)])
+        until(lambda: client.batches.retrieve(batch.id).request_counts.completed >= 1, "some answers")
+        assert server.post("/admin/pause", {"running": "abort"}, **admin).status_code == 200
+        until(lambda: server.metric("tailrace_batch_lines_running") == 0, "the lines to end")
+        before = client.batches.retrieve(batch.id).request_counts
+        assert before.completed < 16
+        assert server.post("/admin/resume", {}, **admin).status_code == 200
+        done = ended(client, batch)
+        assert (done.request_counts.completed, done.request_counts.failed) == (16, 0)
+
+
 def progressed(client: openai.OpenAI, batch: Any, seen: int) -> int:
     """Waits until more lines than `seen` are answered; how many are."""
     until(lambda: client.batches.retrieve(batch.id).request_counts.completed > seen, "further answers")

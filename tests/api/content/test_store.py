@@ -239,3 +239,12 @@ def test_urls_that_are_none_are_refused(url: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         check(url)
     assert refused.value.param == "content_store"
+
+
+def test_a_server_without_a_store_imports_nothing_of_it() -> None:
+    code = (
+        "import sys, tailrace.api.front, tailrace.api.connection; print([m for m in sys.modules if 'sqlite3' in m or "
+    )
+    code += "m.startswith(('tailrace.api.content', 'tailrace.api.batches', 'tailrace.api.responses', 'psycopg'))])"
+    ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert ended.stdout.strip() == "[]"
