@@ -21,6 +21,8 @@ WHAT = "file"
 FORM = b"multipart/form-data"
 FORM_BYTES = 64 << 10
 """Most bytes of a form beside the file."""
+PATIENCE = 10
+"""How much longer than another body a file may take to come."""
 MOST_LISTED = 10_000
 LEAST_SECONDS, MOST_SECONDS = 3600, 30 * 86400
 FIELDS = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
@@ -59,7 +61,7 @@ async def create(service: Service, exchange: Exchange) -> None:
     settings = service.settings
     try:
         most = settings.limits.file_bytes + FORM_BYTES
-        data = await exchange.body(most, settings.timeouts.body, service.bodies, kind=FORM)
+        data = await exchange.body(most, PATIENCE * settings.timeouts.body, service.bodies, kind=FORM)
         form = parse(exchange.header(b"content-type") or b"", data)
         del data
         file, expires_after = _checked(form, settings.limits.file_bytes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -24,6 +24,8 @@ OVERHEAD = 512
 NEVER = 1e18
 SCANNED = 500
 """Rows that a list looks at a time."""
+PAGE_BYTES = 8 << 20
+"""Bytes of bodies from which on a page of a list takes no further object."""
 
 
 @dataclass(frozen=True)
@@ -220,19 +222,28 @@ class Shelf:
                 return None
             place = after.created, after.id
         found: list[Stored] = []
-        for stored in self._scan(wanted, place, now):
-            if wanted.metadata and not wanted.metadata.items() <= (stored.metadata or {}).items():
+        size = 0
+        for name, labels, length in self._scan(wanted, place, now):
+            if wanted.metadata and not wanted.metadata.items() <= (labels or {}).items():
                 continue
-            if len(found) == wanted.limit:
+            if len(found) == wanted.limit or (found and size + length > PAGE_BYTES):
                 return found, True
-            found.append(stored)
+            stored = self.get(wanted.kind, name, wanted.tenant, now)
+            if stored is not None:
+                found.append(stored)
+                size += length
         return found, False
 
-    def _scan(self, wanted: Filter, place: tuple[float, str] | None, now: float) -> Iterator[Stored]:
+    def _scan(
+        self, wanted: Filter, place: tuple[float, str] | None, now: float
+    ) -> Iterator[tuple[str, dict[str, str] | None, int]]:
+        """Id, metadata and bytes of the body of everything from there on."""
         beyond, order = (">", "ASC") if wanted.order == "asc" else ("<", "DESC")
-        size = SCANNED if wanted.metadata else wanted.limit + 1
         while True:
-            sql = f"SELECT {COLUMNS} FROM tailrace_objects WHERE kind = ? AND tenant = ? AND expires > ?"
+            sql = (
+                "SELECT id, created, metadata, LENGTH(body) FROM tailrace_objects WHERE kind = ? AND tenant = ? AND "
+                "expires > ?"
+            )
             values: list[object] = [wanted.kind, wanted.tenant, now]
             if wanted.model is not None:
                 sql += " AND model = ?"
@@ -240,12 +251,12 @@ class Shelf:
             if place is not None:
                 sql += f" AND (created, id) {beyond} (?, ?)"
                 values += place
-            rows = self.database.execute(f"{sql} ORDER BY created {order}, id {order} LIMIT ?", [*values, size])
-            for row in rows:
-                yield _stored(row)
-            if len(rows) < size:
+            rows = self.database.execute(f"{sql} ORDER BY created {order}, id {order} LIMIT ?", [*values, SCANNED])
+            for name, _, metadata, length in rows:
+                yield name, _labels(metadata), length
+            if len(rows) < SCANNED:
                 return
-            place = rows[-1][3], rows[-1][0]
+            place = rows[-1][1], rows[-1][0]
 
     # Files
 
@@ -265,7 +276,10 @@ def pieces_of(data: bytes) -> Iterator[bytes]:
     return (data[at : at + PIECE] for at in range(0, len(data), PIECE))
 
 
-def _stored(row: tuple[object, ...]) -> Stored:
+def _stored(row: tuple[Any, ...]) -> Stored:
     name, kind, tenant, created, expires, body, model, metadata = row
-    labels = None if metadata is None else msgspec.json.decode(bytes(metadata), type=dict[str, str])  # type: ignore[call-overload]  # a driver's values have no types
-    return Stored(name, kind, tenant, created, expires, bytes(body), model, labels)  # type: ignore[arg-type,call-overload]  # nor here
+    return Stored(name, kind, tenant, created, expires, bytes(body), model, _labels(metadata))
+
+
+def _labels(metadata: Any) -> dict[str, str] | None:
+    return None if metadata is None else msgspec.json.decode(bytes(metadata), type=dict[str, str])

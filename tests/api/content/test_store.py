@@ -117,6 +117,21 @@ def test_pages_go_both_ways_and_filter(store_url: str) -> None:
     within(store_url, work)
 
 
+def test_a_page_of_large_objects_is_short(store_url: str) -> None:
+    async def work(store: ContentStore) -> None:
+        for index in range(5):
+            one = replace(ONE, id=f"r{index}", body=b"x" * (3 << 20))
+            await store.run(lambda shelf, one=one: shelf.put(one))
+        first = await store.run(lambda shelf: shelf.page(Filter("response", "ada", 9, order="asc"), 0.0))
+        assert first is not None
+        assert ([one.id for one in first[0]], first[1]) == (["r0", "r1"], True)
+        rest = await store.run(lambda shelf: shelf.page(Filter("response", "ada", 9, "r3", "asc"), 0.0))
+        assert rest is not None
+        assert ([one.id for one in rest[0]], rest[1]) == (["r4"], False)
+
+    within(store_url, work)
+
+
 def test_the_bound_is_kept_and_room_comes_back(store_url: str) -> None:
     async def work(store: ContentStore) -> None:
         big = replace(ONE, body=b"x" * 40_000)
