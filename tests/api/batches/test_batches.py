@@ -264,14 +264,16 @@ def test_another_tenant_finds_neither_batch_nor_output(server: Running) -> None:
     assert refused(lambda: client.batches.cancel(done.id)).status_code == 400
 
 
-@pytest.fixture
-def slow(tmp_path: Path) -> Iterator[Running]:
-    """Steps of 20 ms, at most two lines at a time."""
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Steps of 20 ms, at most two lines at a time, three open batches."""
+    place = tmp_path_factory.mktemp("content") / "content.db"
     with serving(
         served_names=["stand"],
         loader="tests.api.stand:load_slow",
         max_running=4,
-        content_store=f"sqlite:////{tmp_path}/c.db",
+        limits={"batches": 3},
+        content_store=f"sqlite:////{place}",
     ) as running:
         yield running
 
@@ -323,15 +325,18 @@ def test_no_line_begins_while_others_fill_the_places(slow: Running) -> None:
         stream.close()
     until(lambda: answered() > before, "the batch to go on")
     client.batches.cancel(batch.id)
+    assert ended(client, batch).status == "cancelled"
 
 
 def test_too_many_open_batches_are_refused(slow: Running) -> None:
     client = slow.client()
-    # the default bound is 32: what is open is counted by tenant
-    for _ in range(32):
-        begin(client, [line("a", chat("x" * 900)) for _ in range(1)])
+    made = [begin(client, [line("a", chat("x" * 900))]) for _ in range(3)]
     error = refused(lambda: begin(client, [line("a", chat("x"))]))
     assert (error.status_code, error.code) == (429, "too_many_batches")
+    for batch in made:
+        client.batches.cancel(batch.id)
+        ended(client, batch)
+    assert ended(client, begin(client, [line("a", chat("x"))])).status == "completed"
 
 
 def test_a_batch_waits_for_room_in_the_store_and_loses_nothing(tmp_path: Path) -> None:
