@@ -321,11 +321,12 @@ class Service:
             for at in range(0, len(choices), n):
                 group = choices[at : at + n]
                 tokens += sum(choice.output_tokens for choice in group)
-                if any(choice.finish is not None or self._admitted(choice) for choice in group):
+                if any(choice.finish is not None or self.admitted(choice) for choice in group):
                     tokens += len(group[0].prompt)
         exchange.lease.settle(tokens)
 
-    def _admitted(self, choice: Choice) -> bool:
+    def admitted(self, choice: Choice) -> bool:
+        """Whether the engine has taken it up."""
         fold = self.book.fold(choice.request)
         return fold is not None and fold.admitted is not None
 

@@ -43,9 +43,16 @@ class Job:
         self._slot = slot
         self._most = most
         self._running: set[asyncio.Task[None]] = set()
-        self._asking: set[Offline] = set()
+        self._asking: dict[Offline, None] = {}  # in the order in which they began
         self._stop = asyncio.Event()  # no further line begins, and those that run are given up
         self._ended: Status = "completed"
+
+    def give_way(self) -> bool:
+        """Gives up the line that began last, to be asked again later. False where none runs."""
+        if not self._asking:
+            return False
+        self._asking.popitem()[0].stop()
+        return True
 
     def stop(self, status: Status) -> None:
         """Gives up what is not done: the batch was cancelled, or has expired."""
@@ -176,10 +183,10 @@ class Job:
             async with self._slot(lambda: self._stopped) as granted:
                 name = lines.new_id()
                 found = await self._asked(name, line) if granted else None
-            if found is None:
+            if not granted or (found is None and self._stopped):
                 return
-            if found.status == 503 and self._service.paused:  # its operator has ended it with all others
-                continue
+            if found is None or (found.status == 503 and self._service.paused):
+                continue  # it gave way to others, or the server's operator has ended it with all others
             tries += found.status != 429
             if found.retry_after is None or tries == TRIES:
                 await self._record(number, lines.answered(name, line, found), failed=found.status != 200)
@@ -196,11 +203,11 @@ class Job:
         except HttpError as error:
             return Answer(error.status, error.body())
         offline = Offline(caller, endpoint, line.body, name, PRIORITY)
-        self._asking.add(offline)
+        self._asking[offline] = None
         try:
             return await offline.run(self._service, route.endpoint)
         finally:
-            self._asking.discard(offline)
+            self._asking.pop(offline, None)
 
     async def _record(self, number: int, data: bytes, *, failed: bool) -> None:
         """Where there is no room it waits for some; of a batch that was cancelled the answer is dropped then."""

@@ -22,6 +22,8 @@ from tailrace.api.service import Service
 RENEW_SECONDS = shelf.LEASE_SECONDS / 3
 LOOK_SECONDS = 0.02
 """Between two looks at whether the server is idle, while a line waits for that."""
+GIVE_WAY_SECONDS = 0.1
+"""Between two looks at whether others lack what lines hold; what they lack at two of them they get."""
 MOST_JOBS = 16
 """Batches that run at a time, in turns; further ones wait."""
 
@@ -38,7 +40,7 @@ class Runner:
         self._turn = asyncio.Lock()  # whoever waits longest goes first, so that batches take turns
         self.lines = 0
         """Lines that run."""
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def parallel(self) -> int:
@@ -47,7 +49,10 @@ class Runner:
 
     def start(self) -> None:
         """Goes on with what there is to do."""
-        self._task = asyncio.create_task(self._run(), name="batches")
+        self._tasks = [
+            asyncio.create_task(self._run(), name="batches"),
+            asyncio.create_task(self._give_way(), name="batches give way"),
+        ]
 
     def poke(self) -> None:
         """Something has changed in the store."""
@@ -61,13 +66,10 @@ class Runner:
 
     async def stop(self) -> None:
         """Gives up all lines that run, and leaves the batches to whoever comes next."""
-        if self._task is None:
+        if not self._tasks:
             return
-        self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
-        self._task = None
-        tasks = [task for _, task in self._jobs.values()]
+        tasks = [*self._tasks, *(task for _, task in self._jobs.values())]
+        self._tasks = []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -132,6 +134,38 @@ class Runner:
         finally:
             self.lines -= granted
 
+    async def _give_way(self) -> None:
+        """Gives up lines, one after the other, while a request that somebody waits for finds no pages or no slot beside
+        them: the engine takes neither from a request that runs."""
+        before: set[str] = set()
+        while True:
+            await asyncio.sleep(GIVE_WAY_SECONDS)
+            waiting = self._pressed() if self.lines else set()
+            if waiting & before:
+                for job, _ in reversed(self._jobs.values()):
+                    if job.give_way():
+                        break
+            before = waiting
+
+    def _pressed(self) -> set[str]:
+        """Requests of others that lack pages or a slot, as far as can be told from here."""
+        service, gauges = self._service, self._service.client.gauges
+        ready = service.client.ready
+        if ready is None:
+            return set()
+        service.settle()
+        free = gauges.pages - gauges.used_pages - gauges.pinned_pages - gauges.running
+        full = gauges.running >= ready.max_running
+        return {
+            choice.request
+            for exchange, plan in service.exchanges.items()
+            for choice in plan.generation.choices
+            if exchange.priority is None
+            and choice.finish is None
+            and not service.admitted(choice)
+            and (full or len(choice.prompt) // ready.page_size + 1 > free)
+        }
+
     @property
     def _idle(self) -> bool:
         """Whether there is room for a line beside the requests that somebody waits for."""
@@ -139,4 +173,4 @@ class Runner:
         if not service.ready:
             return False
         others = sum(exchange.priority is None for exchange in service.exchanges)
-        return self.lines + others < self.parallel
+        return self.lines + others < self.parallel and not self._pressed()

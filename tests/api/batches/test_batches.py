@@ -328,6 +328,28 @@ def test_no_line_begins_while_others_fill_the_places(slow: Running) -> None:
     assert ended(client, batch).status == "cancelled"
 
 
+def test_lines_give_their_pages_to_who_waits(tmp_path: Path) -> None:
+    """Two lines hold all of the pool; the request that comes then would wait for their end."""
+    with serving(
+        served_names=["stand"],
+        loader="tests.api.stand:load_slow",
+        max_running=4,
+        kv_tokens=1024,
+        max_context=1024,
+        content_store=f"sqlite:////{tmp_path}/c.db",
+    ) as server:
+        client = server.client()
+        text = "x" * 440
+        batch = begin(client, [line(str(index), chat(f"{index}{text}", seed=1)) for index in range(2)])
+        until(lambda: server.metric("tailrace_num_requests_running") == 2, "the lines to run")
+        answer = client.chat.completions.create(**chat("y" * 400, max_tokens=5))
+        assert answer.choices[0].message.content == "yyyyy"
+        assert client.batches.retrieve(batch.id).request_counts.completed == 0
+        done = ended(client, batch)
+        bodies = [one["response"]["body"] for one in rows_of(client, done.output_file_id)]
+        assert [one["choices"][0]["message"]["content"] for one in bodies] == [f"{index}{text}" for index in range(2)]
+
+
 def test_too_many_open_batches_are_refused(slow: Running) -> None:
     client = slow.client()
     made = [begin(client, [line("a", chat("x" * 900))]) for _ in range(3)]
