@@ -334,15 +334,15 @@ def test_lines_give_their_pages_to_who_waits(tmp_path: Path) -> None:
         served_names=["stand"],
         loader="tests.api.stand:load_slow",
         max_running=4,
-        kv_tokens=1024,
-        max_context=1024,
+        kv_tokens=512,
+        max_context=512,
         content_store=f"sqlite:////{tmp_path}/c.db",
     ) as server:
         client = server.client()
-        text = "x" * 440
+        text = "x" * 200
         batch = begin(client, [line(str(index), chat(f"{index}{text}", seed=1)) for index in range(2)])
         until(lambda: server.metric("tailrace_num_requests_running") == 2, "the lines to run")
-        answer = client.chat.completions.create(**chat("y" * 400, max_tokens=5))
+        answer = client.chat.completions.create(**chat("y" * 180, max_tokens=5))
         assert answer.choices[0].message.content == "yyyyy"
         assert client.batches.retrieve(batch.id).request_counts.completed == 0
         done = ended(client, batch)
