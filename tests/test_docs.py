@@ -36,9 +36,10 @@ def blocks() -> list[Block]:
 
 
 @pytest.fixture(scope="module")
-def server(smollm2: Path) -> Iterator[str]:
-    """`tailrace serve` with the default model on a free port; its URL."""
+def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`tailrace serve` with the default model and a content store on a free port; its URL."""
     command = [sys.executable, "-m", "tailrace.cli", "serve", "--port", "0", "--kv-tokens", "4096", "--no-log-requests"]
+    command += ["--content-store", f"sqlite:////{tmp_path_factory.mktemp('content')}/content.db"]
     clean = {name: value for name, value in os.environ.items() if name != "TAILRACE_API_KEY"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=clean) as child:
         assert child.stdout is not None

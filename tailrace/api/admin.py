@@ -75,6 +75,7 @@ async def state(service: Service, exchange: Exchange) -> None:
         "waiting": gauges.waiting,
         "kv_pages": {"all": gauges.pages, "used": gauges.used_pages, "cached": gauges.cached_pages},
         "restarts": service.client.restarts,
+        "content": service.stored() or None,
     }
     await exchange.answer(200, msgspec.json.encode(facts))
 

@@ -21,6 +21,7 @@ NAMES = re.compile(rb"[A-Za-z0-9-]{1,64}(\s*,\s*[A-Za-z0-9-]{1,64}){0,63}")
 EXPOSED = b", ".join(
     (
         b"x-request-id", b"request-id", b"retry-after", b"x-should-retry", b"x-tailrace-ignored-parameters",
+        b"x-tailrace-not-stored",
         *(b"x-ratelimit-%b-%b" % (what, of) for of in (b"requests", b"tokens")
           for what in (b"limit", b"remaining", b"reset")),
     )

@@ -14,7 +14,7 @@ from tailrace.api import schema
 from tailrace.api.answers import call_ids
 from tailrace.api.constrained import constrained
 from tailrace.api.exchange import Exchange
-from tailrace.api.params import check, given
+from tailrace.api.params import check, given, unsupported
 from tailrace.api.prompts import (
     Conversation,
     chat_prompt,
@@ -66,10 +66,18 @@ async def chat_completions(service: Service, exchange: Exchange) -> None:
     service.need()
     body = await read(service, exchange, schema.CHAT)
     service.need_model(body.model)
+    if body.store and service.content is None:
+        raise unsupported("store", "can only be false: this server has no content store (--content-store)")
     plan, call_id = await chat_plan(service, exchange, body, "chatcmpl-")
-    service.submit(plan, exchange, "chat")
+    keep = None
+    if body.store:
+        from tailrace.api.content import chats
+
+        keep = chats.keeper(service, exchange, plan, body)
+    service.submit(plan, exchange, "chat", stored=keep is not None)
     assert service.text is not None
-    await service.respond(plan, exchange, ChatShape(plan.facts(body.model), service.table(service.text), call_id))
+    shape = ChatShape(plan.facts(body.model), service.table(service.text), call_id)
+    await service.respond(plan, exchange, shape, keep)
 
 
 async def chat_plan(
@@ -221,6 +229,7 @@ async def metrics(service: Service, exchange: Exchange) -> None:
     client = service.client
     service.settle()
     service.metrics.limits(service.guard.limited)
+    service.metrics.content = service.stored()
     service.metrics.gauges(client.gauges, client.baseline, client.restarts)
     data = await asyncio.to_thread(
         service.metrics.render, ready=client.ready, healthy=client.healthy, restarts=client.restarts

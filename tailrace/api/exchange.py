@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tailrace.api.errors import HttpError, unavailable
 
 if TYPE_CHECKING:
     from tailrace.api.access.account import Lease
     from tailrace.api.access.guard import Caller
-    from tailrace.api.connection import Connection
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 JSON = (b"content-type", b"application/json")
@@ -37,7 +36,50 @@ PHRASES = {
     431: b"Request Header Fields Too Large",
     500: b"Internal Server Error",
     503: b"Service Unavailable",
+    507: b"Insufficient Storage",
 }
+
+
+class Output(Protocol):
+    """Where the bytes of an answer go."""
+
+    def write(self, data: bytes) -> None:
+        """A piece."""
+
+    def writelines(self, data: Iterable[bytes]) -> None:
+        """Several at once."""
+
+
+class Clock(Protocol):
+    """The line of a Date header."""
+
+    date: bytes
+
+
+class Line(Protocol):
+    """What an exchange needs of whoever asks: a connection, or something that stands for one."""
+
+    blocked_since: float
+
+    @property
+    def transport(self) -> Output:
+        """Where answers go."""
+
+    @property
+    def shared(self) -> Clock:
+        """What all have in common."""
+
+    async def drained(self) -> None:
+        """Returns when there is room to write."""
+
+    def relieve(self) -> None:
+        """The body that had come was read."""
+
+    def ended(self, exchange: Exchange) -> None:
+        """Its answer is written."""
+
+    def abort(self) -> None:
+        """Cuts the connection."""
 
 
 class ClientGone(Exception):
@@ -56,7 +98,7 @@ class BodyBudget:
 class Exchange:
     """Owned by one task. `status` is what was answered (0: nothing yet); names of headers are in lower case."""
 
-    line: Connection
+    line: Line
     method: str
     path: str
     query: bytes
@@ -66,6 +108,7 @@ class Exchange:
     id: str = ""
     caller: Caller | None = None
     lease: Lease | None = None
+    priority: int | None = None  # instead of the one that the request asks for
     extra: list[tuple[bytes, bytes]] = field(default_factory=list)  # more headers of the answer, whatever it is
     error_body: Callable[[HttpError], bytes] = HttpError.body  # an error as this API has it
     key: bytes | None = None  # sent in a header of another API's, instead of authorization
@@ -127,12 +170,12 @@ class Exchange:
                 return value
         return None
 
-    async def body(self, limit: int, timeout: float, budget: BodyBudget) -> bytes:
-        """The whole body as JSON bytes. Raises HttpError (413, 415, 408, 503) or ClientGone."""
-        kind = self.header(b"content-type")
-        if kind is not None and kind.split(b";")[0].strip().lower() != b"application/json":
-            shown = kind.decode("latin-1")[:100]
-            raise HttpError(415, f"the content type must be application/json, not {shown}", close=True)
+    async def body(self, limit: int, timeout: float, budget: BodyBudget, kind: bytes = JSON[1]) -> bytes:
+        """The whole body, of the content type `kind`. Raises HttpError (413, 415, 408, 503) or ClientGone."""
+        given = self.header(b"content-type")
+        if given is not None and given.split(b";")[0].strip().lower() != kind:
+            shown = given.decode("latin-1")[:100]
+            raise HttpError(415, f"the content type must be {kind.decode()}, not {shown}", close=True)
         length = self.header(b"content-length")
         if length is not None and length.isdigit() and int(length) > limit:
             raise self._too_large(limit)

@@ -59,6 +59,9 @@ ENDPOINTS = (
     "chat",
     "messages",
     "completions",
+    "responses",
+    "files",
+    "batches",
     "models",
     "tokenize",
     "detokenize",
@@ -68,7 +71,7 @@ ENDPOINTS = (
     "admin",
     "other",
 )
-STATUSES = (200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 499, 500, 503)
+STATUSES = (200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 499, 500, 503, 507)
 """499: the client left before its answer was complete."""
 
 
@@ -142,6 +145,8 @@ class Metrics:
         self._ttft = self.histograms["time_to_first_token_seconds"]
         self._itl = self.histograms["inter_token_latency_seconds"]
         self.limited: dict[tuple[str, str], int] = {}
+        self.content: dict[str, int] = {}
+        """Of the content store, where there is one: bytes, limit_bytes, failures; and batch_lines that run."""
         self._step_tokens = 0
         self._ready: Ready | None = None
 
@@ -480,6 +485,12 @@ class _Families:
         for (kind, what), count in sorted(self._metrics.limited.items()):
             limited.add_metric([kind, what], count)
         yield limited
+        if content := self._metrics.content:
+            yield gauge("content_bytes", "Bytes of the content store in use.", content["bytes"])
+            yield gauge("content_limit_bytes", "Most bytes of the content store.", content["limit_bytes"])
+            yield gauge("batch_lines_running", "Lines of batches that run.", content["batch_lines"])
+            text = "What the content store could not do: it was full, or its database did not work."
+            yield CounterMetricFamily("tailrace_content_failures", text, value=content["failures"])
         phases = CounterMetricFamily("tailrace_phase_seconds", "Time of ended requests, by phase.", labels=["phase"])
         for phase, seconds in self._metrics.totals.phases.items():
             phases.add_metric([phase.value], seconds)

@@ -87,8 +87,6 @@ def refuse_unserved(body: Common) -> None:
 
 
 def _refuse_unserved_chat(body: Chat) -> None:
-    if body.store:
-        raise unsupported("store", "can only be false: nothing is stored")
     if body.modalities not in (None, ["text"]):
         raise unsupported("modalities", 'can only be ["text"]')
     if body.echo:

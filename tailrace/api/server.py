@@ -190,6 +190,17 @@ class Server:
         from tailrace.api.service import Service
 
         service = Service(settings, client, stop=self._stop.set)
+        if settings.content_store is not None:
+            from tailrace.api.batches.runner import Runner
+            from tailrace.api.content.store import ContentStore
+
+            service.content = ContentStore(
+                settings.content_store,
+                retention=settings.content_retention,
+                most_bytes=settings.content_bytes,
+                report=to_stderr,
+            )
+            service.batches = Runner(service, service.content)
         connections = Connections(Front(service), times, service.metrics.answered, service.malformed)
         listening = await self._listen(loop, connections)
         self._laps.lap("http")
@@ -198,6 +209,8 @@ class Server:
         try:
             started = await self._start(service, loading)
             if started:
+                if service.batches is not None:
+                    service.batches.start()
                 warming = asyncio.create_task(self._warm(service), name="warm")
                 await self._stop.wait()
                 warming.cancel()
@@ -210,6 +223,8 @@ class Server:
             listening.close()
             connections.close()
             await client.close()
+            if service.content is not None:
+                await service.content.close()
             await asyncio.sleep(0)
 
     async def _listen(self, loop: asyncio.AbstractEventLoop, connections: Connections) -> asyncio.Server:
@@ -246,6 +261,8 @@ class Server:
         ready = asyncio.create_task(client.wait_ready(), name="ready")
         stopped = asyncio.create_task(self._stop.wait(), name="stop")
         try:
+            if service.content is not None:
+                await service.content.open()
             pending: set[asyncio.Task[Any]] = {loading, ready}
             while pending:
                 done, _ = await asyncio.wait({*pending, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -325,6 +342,8 @@ class Server:
         import asyncio
 
         service.draining = True
+        if service.batches is not None:
+            await service.batches.stop()
         held = service.client.held
         limit = self._settings.timeouts.drain
         if held:

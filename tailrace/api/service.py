@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
@@ -32,6 +32,9 @@ from tailrace.ledger.timeline import Timeline, as_json
 from tailrace.terms import Event, EventKind, Overloaded, TailraceError
 
 if TYPE_CHECKING:
+    from tailrace.api.batches.runner import Runner
+    from tailrace.api.content.store import ContentStore
+    from tailrace.api.responses.background import Background
     from tailrace.text import Text, TokenBytes
 
 
@@ -60,6 +63,10 @@ class Service:
     paused: bool = False
     stop: Callable[[], object] = lambda: None
     """Drains and ends the server."""
+    content: ContentStore | None = None
+    batches: Runner | None = None
+    background: dict[str, Background] = field(default_factory=dict)
+    """Responses that run in the background, by their ids."""
     created: int = field(default_factory=lambda: int(time.time()))
     exchanges: dict[Exchange, Plan] = field(default_factory=dict)
 
@@ -135,6 +142,12 @@ class Service:
     def ready(self) -> bool:
         """Whether a request would be served now."""
         return self.text is not None and self.client.healthy and not self.draining and not self.paused
+
+    def stored(self) -> dict[str, int]:
+        """The content store in numbers; empty where there is none."""
+        if self.content is None or self.batches is None:
+            return {}
+        return {**self.content.numbers(), "batch_lines": self.batches.lines}
 
     def need_unpaused(self) -> None:
         """Raises HttpError 503 while the server is paused."""
@@ -220,8 +233,9 @@ class Service:
                 generation.add(Choice(generation, index, request, prompt, own, decoder, watch, eos, answer, hide))
         return Plan(generation, asked, name, int(time.time()))
 
-    def submit(self, plan: Plan, exchange: Exchange, endpoint: str) -> None:
-        """Hands everything to the engine, or nothing. Raises Overloaded or EngineDied."""
+    def submit(self, plan: Plan, exchange: Exchange, endpoint: str, *, stored: bool = False) -> None:
+        """Hands everything to the engine, or nothing. `stored`: what is said of the request goes to the content store,
+        and so not to the log. Raises Overloaded or EngineDied."""
         choices = plan.generation.choices
         limits = self.settings.limits
         if self.client.held + len(choices) > limits.in_flight:
@@ -234,7 +248,8 @@ class Service:
         now = time.monotonic()
         asked = plan.asked
         facts: dict[str, Any] = {"endpoint": endpoint, "model": self.settings.model_name, "http_request": exchange.id}
-        facts |= {"stream": asked.stream, "user": asked.user, "metadata": asked.metadata, **who(exchange)}
+        facts |= {"stream": asked.stream, "user": asked.user, **who(exchange)}
+        facts["metadata"] = None if stored else asked.metadata
         facts = {key: value for key, value in facts.items() if value is not None}
         self.metrics.submitted(asked.n, choices[0].params.max_tokens)
         sent: list[str] = []
@@ -250,7 +265,7 @@ class Service:
                     choice.prompt,
                     choice.params,
                     tenant=exchange.tenant,
-                    priority=asked.priority,
+                    priority=asked.priority if exchange.priority is None else exchange.priority,
                     deadline=now + timeout if timeout else 0.0,
                 )
                 self.client.submit(message, choice)
@@ -306,34 +321,43 @@ class Service:
             for at in range(0, len(choices), n):
                 group = choices[at : at + n]
                 tokens += sum(choice.output_tokens for choice in group)
-                if any(choice.finish is not None or self._admitted(choice) for choice in group):
+                if any(choice.finish is not None or self.admitted(choice) for choice in group):
                     tokens += len(group[0].prompt)
         exchange.lease.settle(tokens)
 
-    def _admitted(self, choice: Choice) -> bool:
+    def admitted(self, choice: Choice) -> bool:
+        """Whether the engine has taken it up."""
         fold = self.book.fold(choice.request)
         return fold is not None and fold.admitted is not None
 
-    async def respond(self, plan: Plan, exchange: Exchange, shape: Shape) -> None:
-        """Streams or answers a submitted plan. Raises HttpError only while nothing has been sent."""
+    async def respond(self, plan: Plan, exchange: Exchange, shape: Shape, keep: Keep | None = None) -> None:
+        """Streams or answers a submitted plan, and has complete answers stored where that is asked for. Raises
+        HttpError only while nothing has been sent."""
         with self.attended(plan, exchange):
             await plan.generation.started()
             if plan.asked.stream:
-                await self._stream(plan, exchange, shape)
+                await self._stream(plan, exchange, shape, keep)
             else:
                 deltas = await plan.generation.whole()
                 self.settle_lease(plan, exchange)  # so that the answer's headers say what is left
                 if not plan.generation.gone:
-                    choices = plan.generation.choices
-                    fields = {"usage": usage_of(choices, plan.asked.n), **self._timeline(plan)}
-                    data = await compose(shape, choices, deltas, fields, plan.asked.params.logprobs)
+                    data = await self._whole(plan, shape, deltas)
+                    if keep is not None and (why := await keep.answered(data)):
+                        exchange.extra.append((b"x-tailrace-not-stored", why.encode("ascii", "replace")))
+                        data = await self._whole(plan, shape, deltas)
                     await exchange.answer(200, data)
                 else:
                     exchange.status = 499
         self.metrics.produced(plan.generation.choices, plan.asked.n)
 
-    async def _stream(self, plan: Plan, exchange: Exchange, shape: Shape) -> None:
+    async def _whole(self, plan: Plan, shape: Shape, deltas: Sequence[tuple[Choice, Delta]]) -> bytes:
+        choices = plan.generation.choices
+        fields = {"usage": usage_of(choices, plan.asked.n), **self._timeline(plan)}
+        return await compose(shape, choices, deltas, fields, plan.asked.params.logprobs)
+
+    async def _stream(self, plan: Plan, exchange: Exchange, shape: Shape, keep: Keep | None) -> None:
         generation = plan.generation
+        shown: list[tuple[Choice, Delta]] = []  # what is to be stored
         await exchange.begin(200, list(EVENT_STREAM))
         opening = b"".join(map(shape.opening, generation.choices))
         if opening:
@@ -342,6 +366,8 @@ class Service:
         def direct(choice: Choice, delta: Delta) -> bool:
             if not exchange.writable:
                 return False
+            if keep is not None:
+                shown.append((choice, delta))
             data = shape.chunk(choice, delta)
             if data:
                 exchange.write_now(data)
@@ -350,7 +376,10 @@ class Service:
         if len(generation.choices) == 1:  # several share a write for each step
             generation.direct = direct
         while not generation.done or generation.pending:
-            data = b"".join([shape.chunk(choice, delta) for choice, delta in await generation.deltas()])
+            deltas = await generation.deltas()
+            if keep is not None:
+                shown += deltas
+            data = b"".join([shape.chunk(choice, delta) for choice, delta in deltas])
             if data and not generation.gone:
                 await exchange.write(data)
         if generation.gone:
@@ -358,6 +387,8 @@ class Service:
         elif generation.error is not None:
             await exchange.write(shape.failure(generation.error), more=False)
         else:
+            if keep is not None:
+                await keep.answered(await self._whole(plan, shape, shown))
             await exchange.write(self._end(plan, shape), more=False)
 
     def _end(self, plan: Plan, shape: Shape) -> bytes:
@@ -375,6 +406,13 @@ class Service:
         folds = [self.book.fold(choice.request) for choice in plan.generation.choices]
         lines = [as_json(fold.timeline(now)) for fold in folds if fold is not None]
         return {"tailrace": {"timeline": lines[0]} if len(lines) == 1 else {"timelines": lines}}
+
+
+class Keep(Protocol):
+    """Stores one answer."""
+
+    async def answered(self, data: bytes) -> str:
+        """Stores a whole answer, as JSON. Returns why that failed; "" where it did not."""
 
 
 @dataclass(frozen=True)

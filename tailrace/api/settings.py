@@ -51,6 +51,14 @@ class Limits:
     """Most texts to choose from."""
     in_flight: int = 2048
     """Most engine requests (choices) held at once, whatever their state; more get 429."""
+    file_bytes: int = 64 << 20
+    """Largest file that is uploaded; more is 413."""
+    batch_lines: int = 50_000
+    """Most requests of one batch."""
+    batches: int = 32
+    """Most batches of one tenant that are not done."""
+    batch_parallel: int = 8
+    """Most requests that run, whosever they are, when another one of a batch begins."""
     bodies_bytes: int = 128 << 20
     """Most bytes of all request bodies that are being read or looked at; more get 503."""
 
@@ -156,6 +164,13 @@ class Settings:
     kv_key_file: str | None = None
     """File with the key that pages outside the process are authenticated with; None: one in the directory, made at the
     first start. Needed with `kv_valkey`: all replicas have the same."""
+    content_store: str | None = field(default=None, repr=False)
+    """URL of the database for what callers ask to be stored (`api.content`), possibly with a password; None stores
+    nothing."""
+    content_retention: float = 30 * 86400.0
+    """Seconds after which it is deleted; 0 is never."""
+    content_bytes: int = 1 << 30
+    """Most bytes of it."""
     cache_dir: str | None = None
     """Root of the model cache, where repacked weights are kept; None is the default one."""
     loader: str = ""
@@ -228,6 +243,7 @@ class Settings:
             subscribers.check(self.kv_events, self.kv_events_replay, self.kv_events_key, prefix_cache=self.prefix_cache)
         self._check_tiers()
         self._check_parsers()
+        self._check_content()
         if self.backend not in ("cpu", "reference"):
             raise InvalidInput(f'backend must be "cpu" or "reference", not "{self.backend}"', param="backend")
 
@@ -266,6 +282,18 @@ class Settings:
                 "head -c 32 /dev/urandom > FILE; chmod 600 FILE",
                 param="kv_key_file",
             )
+
+    def _check_content(self) -> None:
+        if self.content_bytes < 1 << 16:
+            raise InvalidInput(
+                f"--content-bytes must be at least 65536, not {self.content_bytes}", param="content_bytes"
+            )
+        if not 0 <= self.content_retention < 1e9:
+            raise InvalidInput("--content-retention is a time such as 30d, or 0 for no end", param="content_retention")
+        if self.content_store is not None:
+            from tailrace.api.content import database
+
+            database.check(self.content_store)
 
     def _check_access(self) -> None:
         if self.host not in LOOPBACK and not self.api_keys and self.keys is None:

@@ -92,7 +92,8 @@ class Shape(Protocol):
     def whole(
         self, choices: Sequence[Choice], deltas: Sequence[tuple[Choice, Delta]], fields: Mapping[str, Any]
     ) -> bytes:
-        """The answer of a request that does not stream."""
+        """The whole answer: of a request that does not stream, or of one that has been streamed. May be asked for
+        again."""
 
 
 def failed_chunk(error: HttpError) -> bytes:
@@ -109,6 +110,7 @@ class ChatShape:
     call_id: Callable[[], str] = new_call_id
     done: bytes = DONE
     failure = staticmethod(failed_chunk)
+    _call_ids: dict[tuple[int, int], str] = field(default_factory=dict)
     _before: dict[int, bytes] = field(default_factory=dict)
     _after: bytes = b""
 
@@ -149,7 +151,7 @@ class ChatShape:
 
     def _parts(self, choice: Choice, delta: Delta) -> bytes:
         """A chunk for each part; log-probabilities go with the first."""
-        rows = [encode(self._fields(part)) for part in delta.parts]
+        rows = [encode(self._fields(choice, part)) for part in delta.parts]
         after = self._with_usage(choice, delta, self._after)
         first = after
         if self.facts.logprobs and delta.tokens:
@@ -159,7 +161,11 @@ class ChatShape:
         head = self._head() + b'{"index":%d,"delta":' % choice.index
         return b"".join(head + row[:-1] + (after if at else first) for at, row in enumerate(rows))
 
-    def _fields(self, part: Part) -> dict[str, Any]:
+    def _call_id(self, choice: Choice, index: int) -> str:
+        """The id of a call, the same whenever it is shown."""
+        return self._call_ids.setdefault((choice.index, index), self.call_id())
+
+    def _fields(self, choice: Choice, part: Part) -> dict[str, Any]:
         """A part as a delta's fields."""
         match part:
             case Content(text):
@@ -168,9 +174,8 @@ class ChatShape:
                 return {"reasoning_content": text}
             case Call(index, name):
                 function = {"name": name, "arguments": ""}
-                return {
-                    "tool_calls": [{"index": index, "id": self.call_id(), "type": "function", "function": function}]
-                }
+                ident = self._call_id(choice, index)
+                return {"tool_calls": [{"index": index, "id": ident, "type": "function", "function": function}]}
             case Arguments(index, text):
                 return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
@@ -212,9 +217,9 @@ class ChatShape:
                     content.append(text)
                 case Reasoning(text):
                     reasoning.append(text)
-                case Call(_, name):
+                case Call(index, name):
                     function = {"name": name, "arguments": ""}
-                    calls.append({"id": self.call_id(), "type": "function", "function": function})
+                    calls.append({"id": self._call_id(choice, index), "type": "function", "function": function})
                 case Arguments(index, text):
                     calls[index]["function"]["arguments"] += text
         said = "".join(content)

@@ -131,6 +131,13 @@ SERVE = Declaration(
         Option("--kv-key-file", str, "File with the key that pages on disk or in Valkey are authenticated with, at "
                "least 32 bytes. Valkey needs one, the same for all replicas. Default: one in the directory, made at "
                "the first start.", _CAPACITY, metavar="FILE"),
+        Option("--content-store", str, "Where responses, chat completions, files and batches are kept for callers who "
+               "ask for it: sqlite:///FILE, or postgresql://USER@HOST/DATABASE (password: ~/.pgpass). Default: nothing "
+               "is stored.", _CAPACITY, metavar="URL"),
+        Option("--content-retention", str, "How long they are kept: 30d, 12h, 30m; 0 for no end.", _CAPACITY, "30d",
+               metavar="TIME"),
+        Option("--content-bytes", str, "Most bytes of them: a number, or as in 500MB or 4GiB.", _CAPACITY, "1GiB",
+               metavar="SIZE"),
         Option("--limit", str, "What a request may be at most: choices=8, body_bytes=1000000, stop_strings, logprobs "
                "and others (docs/keys.md); may be repeated.", _CAPACITY, many=True, metavar="NAME=NUMBER"),
         Option("--threads", int, "Compute threads. Default: one a core.", _COMPUTE),

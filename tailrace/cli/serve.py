@@ -103,7 +103,7 @@ def settings(values: Mapping[str, Any]) -> Settings:
         "kv_dtype", "kv_dtype_skip", "quantize", "backend", "prefix_cache", "kv_policy", "kv_ttl", "kv_tenant_share",
         "kv_disk", "kv_valkey", "kv_valkey_ttl", "kv_valkey_password_file", "kv_key_file", "kv_events",
         "kv_events_replay", "kv_events_key", "log_requests", "quiet", "template_args", "keys", "tls_cert", "tls_key",
-        "log_prompts", "unknown_parameters", "tool_parser", "reasoning_parser",
+        "log_prompts", "unknown_parameters", "tool_parser", "reasoning_parser", "content_store",
     )  # fmt: skip
     return Settings(
         model=values["model"],
@@ -114,6 +114,8 @@ def settings(values: Mapping[str, Any]) -> Settings:
         limits=limits(values["limit"]),
         cache_dir=values["cache"],
         kv_disk_bytes=size_of(values["kv_disk_bytes"], "kv_disk_bytes"),
+        content_bytes=size_of(values["content_bytes"], "content_bytes"),
+        content_retention=duration_of(values["content_retention"], "content_retention"),
         timeouts=Timeouts(
             request=values["request_timeout"],
             drain=values["drain_timeout"],
@@ -131,6 +133,15 @@ def size_of(text: str, param: str) -> int:
         raise InvalidInput(f"--{param.replace('_', '-')} is a size such as 500MB or 4GiB, not {text}", param=param)
     number, prefix, binary = found.groups()
     return int(float(number) * (1024 if binary else 1000) ** " kMGT".index(prefix or " "))
+
+
+def duration_of(text: str, param: str) -> float:
+    """Seconds, of "30d", "12h", "30m" or "0"; InvalidInput for anything else."""
+    found = re.fullmatch(r"(\d{1,6})([dhm])|0", text)
+    if not found:
+        raise InvalidInput(f"--{param.replace('_', '-')} is a time such as 30d, 12h or 30m, not {text}", param=param)
+    number, unit = found.groups()
+    return float(number or 0) * {"d": 86400, "h": 3600, "m": 60}[unit or "m"]
 
 
 def find_model(name: str) -> Path:

@@ -20,6 +20,9 @@ import httpx2 as httpx  # what the openai package brings
 import openai
 import pytest
 
+from tailrace.api.content.database import connect
+from tests import postgres
+
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 20.0
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -168,3 +171,34 @@ def slow() -> Iterator[Running]:
 def fresh() -> Callable[..., Any]:
     """Servers of a test's own, to be harmed."""
     return serving
+
+
+@pytest.fixture(scope="session")
+def a_postgresql() -> Iterator[postgres.Server | None]:
+    """One server for all tests, where the machine has one."""
+    if postgres.why_not():
+        yield None
+        return
+    with postgres.serving() as running:
+        yield running
+
+
+@pytest.fixture
+def postgresql(a_postgresql: postgres.Server | None) -> postgres.Server:
+    """A PostgreSQL server without tables of ours."""
+    if a_postgresql is None:
+        pytest.skip(postgres.why_not())
+    database = connect(a_postgresql.url, 1)
+    for table in ("content", "objects", "pieces", "batches", "results", "servers"):
+        database.execute(f"DROP TABLE IF EXISTS tailrace_{table}")
+    database.commit()
+    database.close()
+    return a_postgresql
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URLs of empty content stores."""
+    if request.param == "sqlite":
+        return f"sqlite:////{tmp_path}/content.db"
+    return str(request.getfixturevalue("postgresql").url)

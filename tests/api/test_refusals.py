@@ -321,8 +321,8 @@ def test_megabytes_of_text_are_refused_without_tokenizing(quick: Running) -> Non
 
 def test_paths_and_methods_that_are_not_there(quick: Running) -> None:
     assert refused(quick.get("/nowhere"), 404)["code"] == "not_found"
-    assert refused(quick.get("/v1/chat/completions"), 405)["code"] == "method_not_allowed"
-    assert quick.get("/v1/chat/completions").headers["allow"] == "POST"
+    assert refused(quick.get("/v1/completions"), 405)["code"] == "method_not_allowed"
+    assert quick.get("/v1/completions").headers["allow"] == "POST"
     assert refused(quick.post("/v1/models", {}), 405)
 
 

@@ -44,6 +44,14 @@ def texts(stream: str) -> str:
     return "".join(choice["delta"].get("content", "") for event in events for choice in event["choices"])
 
 
+def test_those_of_responses_too(lenient: Running) -> None:
+    body = {"model": "stand", "input": "hello there", "mood": 1, "text": {"format": {"type": "text"}, "colour": 2}}
+    answer = lenient.post("/v1/responses", body)
+    assert answer.status_code == 200
+    assert answer.headers[IGNORED] == "mood, text.colour"
+    assert answer.json()["output"][0]["content"][0]["text"] == "hello there"
+
+
 def test_what_is_known_is_still_checked(lenient: Running) -> None:
     for wrong, param in (
         ({"temperature": 9}, "temperature"),

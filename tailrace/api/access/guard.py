@@ -150,6 +150,21 @@ class Guard:
         salt = TENANT + entry.tenant if entry.tenant is not None else entry.digest
         return Caller(salt, entry.scopes, entry.id, entry.tenant or "", entry)
 
+    def again(self, key: str, tenant: str) -> Caller:
+        """Whoever had this key (its name) and tenant once, for work that goes on without them. Raises HttpError 401
+        where the key is none any more."""
+        if not self._asks:
+            return ANYONE
+        entry = self._entries.get(key)
+        if entry is not None:
+            caller = self._entered(entry[1])
+            if caller.tenant == tenant and "inference" in caller.scopes:
+                return caller
+        for digest, scope in self._static:
+            if scope == "inference" and digest.hex() == tenant:
+                return Caller(tenant, (scope,), key)
+        raise _unknown("the API key that this was asked for with is none any more")
+
     # What they use
 
     def lease(self, caller: Caller) -> Lease | None:
