@@ -64,6 +64,7 @@ async def chat_completions(service: Service, exchange: Exchange) -> None:
     service.need()
     body = await read(service, exchange, schema.CHAT)
     text, ready = service.need()
+    service.need_task(ready, "generate")
     service.need_model(body.model)
     asked = check(body, service.settings.limits, vocab=text.vocab_size, timeline=wants_timeline(exchange))
     tools = read_tools(body, service.settings.limits)
@@ -92,6 +93,7 @@ async def completions(service: Service, exchange: Exchange) -> None:
     service.need()
     body = await read(service, exchange, schema.COMPLETION)
     text, ready = service.need()
+    service.need_task(ready, "generate")
     service.need_model(body.model)
     limits = service.settings.limits
     asked = check(body, limits, vocab=text.vocab_size, timeline=wants_timeline(exchange))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,22 @@ def load_text(assets: TextAssets, *, vocab: int, token_bytes: TokenBytes | None 
         data = tokenizer_json_from_gguf(assets.gguf)
         config = {**tokenizer_config_from_gguf(assets.gguf), **config}
     return Text(data, config, assets, vocab=vocab, token_bytes=token_bytes)
+
+
+@dataclass(frozen=True)
+class PairForm:
+    """A pair of texts: `prefix`, the first text, `middle`, the second one, `suffix`. `told_apart`: the second text and
+    what follows it are of segment 1."""
+
+    prefix: tuple[int, ...]
+    middle: tuple[int, ...]
+    suffix: tuple[int, ...]
+    told_apart: bool
+
+    @property
+    def size(self) -> int:
+        """Tokens besides the texts'."""
+        return len(self.prefix) + len(self.middle) + len(self.suffix)
 
 
 class Text:
@@ -160,6 +177,20 @@ class Text:
         ids = _encode(self._full, text).ids if parse_special else self._ordinary(text)
         return self._checked([*prefix, *ids, *suffix])
 
+    @cached_property
+    def pair_form(self) -> PairForm:
+        """What the tokenizer puts around the two texts of a pair. Raises `ModelError` where it takes none apart."""
+        bare = self._full.encode("a", add_special_tokens=False).ids
+        both = self._full.encode("a", "a", add_special_tokens=True)
+        at = [n for n in range(len(both.ids)) if both.ids[n : n + len(bare)] == bare]
+        if len(at) < 2:
+            raise ModelError("the tokenizer has no form for pairs of texts")
+        first, second, size = at[0], at[-1], len(bare)
+        ids = both.ids
+        return PairForm(
+            tuple(ids[:first]), tuple(ids[first + size : second]), tuple(ids[second + size :]), any(both.type_ids)
+        )
+
     def encode_inside(self, text: str) -> list[int]:
         """Ids of text that goes on from other text; nothing in it is a control token."""
         return self._ordinary(text, first=False)
@@ -213,6 +244,11 @@ class Text:
         if self._bounds is None:
             self._bounds = TokenBounds(self._plain, self.token_bytes())
         return self._bounds.min_tokens(text)
+
+    @property
+    def affixes(self) -> tuple[list[int], list[int]]:
+        """The ids that belong before and after every text."""
+        return list(self._prefix), list(self._suffix)
 
     def _affixes(self, config: Mapping[str, Any], assets: TextAssets) -> tuple[list[int], list[int]]:
         """The ids that belong before and after every prompt."""
