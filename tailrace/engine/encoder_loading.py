@@ -88,9 +88,13 @@ def _encoder(spec: EngineSpec, opened: Opened, phases: dict[str, float], lap: La
 
 def encoder_backend(spec: EngineSpec, model: EncoderModel) -> EncoderBackend:
     """The backend that `spec` names."""
-    from tailrace.backends.reference.encoder import ReferenceEncoder
+    if spec.backend == "reference":
+        from tailrace.backends.reference.encoder import ReferenceEncoder
 
-    return ReferenceEncoder(model)
+        return ReferenceEncoder(model)
+    from tailrace.backends.cpu.encoder import CpuEncoder
+
+    return CpuEncoder(model, threads=spec.threads, kernels=spec.kernels)
 
 
 def _decoder(spec: EngineSpec, opened: Opened, phases: dict[str, float], lap: Lap) -> Loaded:
