@@ -84,6 +84,7 @@ class Text:
         self._full = _load(data, config)
         added = self._full.get_added_tokens_decoder()
         self._controls = Controls(_controls(added))
+        self._reserved = self._controls.by_id.keys() - _unknown(self._full, config)
         self._plain = _plain(self._full, added, self._full.pre_tokenizer)
         self._rest: Tokenizer | None = None
         self._bounds: TokenBounds | None = None
@@ -269,7 +270,7 @@ class Text:
         """Ids of text in which nothing is a control token. `first`: it is the beginning of the whole."""
         tokenizer = self._plain if first else self._continued()
         ids: list[int] = _encode(tokenizer, text).ids
-        if self._controls.by_id.keys().isdisjoint(ids):
+        if self._reserved.isdisjoint(ids):
             return ids
         # The vocabulary itself holds the text of a control token as a word: keep the word from forming by encoding
         # its first character apart.
@@ -279,7 +280,7 @@ class Text:
             ids += _encode(tokenizer, text[at : start + 1]).ids
             tokenizer, at = self._continued(), start + 1
         ids += _encode(tokenizer, text[at:]).ids
-        if not self._controls.by_id.keys().isdisjoint(ids):
+        if not self._reserved.isdisjoint(ids):
             raise InvalidInput("the text spells a control token that this tokenizer cannot express as ordinary text")
         return ids
 
@@ -356,6 +357,15 @@ def _load(data: bytes, config: Mapping[str, Any]) -> Tokenizer:
             tokenizer.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False)])
             known.add(text)
     return tokenizer
+
+
+def _unknown(tokenizer: Tokenizer, config: Mapping[str, Any]) -> frozenset[int]:
+    """The id that stands for what the vocabulary lacks, where text may well have such: it controls nothing."""
+    if type(tokenizer.model).__name__ not in ("WordPiece", "Unigram"):
+        return frozenset()
+    text = getattr(tokenizer.model, "unk_token", None) or _token_text(config.get("unk_token")) or "<unk>"
+    found = tokenizer.token_to_id(text)
+    return frozenset() if found is None else frozenset((found,))
 
 
 def _add(tokenizer: Tokenizer, token: AddedToken, index: int) -> None:
