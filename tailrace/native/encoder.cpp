@@ -59,14 +59,14 @@ int Encoder::buffer(int64_t width) {
 }
 
 int Encoder::vector(const float *data, int64_t count) {
-    auto &v = vectors_.emplace_back(size_t(up_to(count, WIDE)), 0.0f);
+    auto &v = vectors_.emplace_back(size_t(up_to(count, TILE)), 0.0f);
     std::copy(data, data + count, v.begin());
     return int(vectors_.size()) - 1;
 }
 
 int Encoder::matrix(const float *data, int64_t n, int64_t k) {
     if (k % WIDE) throw std::invalid_argument("a matrix must have a multiple of 16 inputs");
-    const int64_t padded = up_to(n, WIDE);
+    const int64_t padded = up_to(n, TILE);
     Matrix &m = matrices_.emplace_back(Matrix{padded, k, std::vector<int16_t>(size_t(padded * k)), std::vector<float>(size_t(padded))});
     for (int64_t o = 0; o < n; o++) {
         const float *row = data + o * k;
@@ -74,8 +74,8 @@ int Encoder::matrix(const float *data, int64_t n, int64_t k) {
         for (int64_t i = 0; i < k; i++) most = std::max(most, std::fabs(row[i]));
         const float inverse = most > 0.0f ? MOST_W / most : 0.0f;
         m.scale[size_t(o)] = most / MOST_W;
-        int16_t *tile = m.tiles.data() + o / WIDE * WIDE * k;
-        for (int64_t i = 0; i < k; i++) tile[i / 2 * 2 * WIDE + o % WIDE * 2 + i % 2] = int16_t(std::nearbyintf(row[i] * inverse));
+        int16_t *tile = m.tiles.data() + o / TILE * TILE * k;
+        for (int64_t i = 0; i < k; i++) tile[i / 2 * 2 * TILE + o % TILE * 2 + i % 2] = int16_t(std::nearbyintf(row[i] * inverse));
     }
     bytes_ += padded * k * 2;
     most_k_ = std::max(most_k_, k);
@@ -102,7 +102,7 @@ void Encoder::linear(int x, int matrix, int bias, int residual, Bend bend, int o
     Op op{Code::Linear};
     op.x = x, op.a = matrix, op.b = bias, op.c = residual, op.bend = bend, op.out = out;
     const Matrix &m = matrices_.at(size_t(matrix));
-    if (m.k != buffers_.at(size_t(x)).width || m.n > up_to(buffers_.at(size_t(out)).width, WIDE)) throw std::invalid_argument("a matrix does not fit");
+    if (m.k != buffers_.at(size_t(x)).width || m.n != up_to(buffers_.at(size_t(out)).width, TILE)) throw std::invalid_argument("a matrix does not fit");
     if (int64_t(vectors_.at(size_t(bias)).size()) < m.n) throw std::invalid_argument("a bias is too short");
     if (residual >= 0 && (buffers_.at(size_t(residual)).width != buffers_[size_t(out)].width || bend != Bend::None)) throw std::invalid_argument("a residual does not fit");
     add(op);
@@ -112,7 +112,7 @@ void Encoder::norm(int x, int weight, int bias, float eps, int out) {
     Op op{Code::Norm};
     op.x = x, op.a = weight, op.b = bias, op.value = eps, op.out = out;
     const int64_t width = buffers_.at(size_t(x)).width;
-    if (width % WIDE || int64_t(vectors_.at(size_t(weight)).size()) != width || int64_t(vectors_.at(size_t(bias)).size()) != width)
+    if (width % WIDE || int64_t(vectors_.at(size_t(weight)).size()) < width || int64_t(vectors_.at(size_t(bias)).size()) < width)
         throw std::invalid_argument("a norm must have a multiple of 16 values");
     add(op);
 }
@@ -181,7 +181,7 @@ void Encoder::room(Space &space, int64_t rows, int64_t longest) const {
     }
     space.rounded.resize(size_t(PANEL * up_to(most_k_, KBLOCK)));
     space.scales.resize(size_t(PANEL));
-    space.sums.resize(size_t(PANEL * WIDE));
+    space.sums.resize(size_t(PANEL * TILE));
     const size_t scratch = size_t(attend_scratch(longest, most_head_));
     if (space.scratch.size() < scratch) space.scratch.resize(scratch);
 }
@@ -264,7 +264,8 @@ void Encoder::work_rows(const Op &op, const Pack &pack, int64_t at, int64_t rows
         f.bend = op.bend;
         float *out = row(op.out, at, shared, own);
         const float *residual = op.c >= 0 ? row(op.c, at, shared, own) : nullptr;
-        for (int64_t o = 0; o < m.n; o += WIDE) {
+        for (int64_t o = 0; o < f.ld; o += TILE) {
+            f.columns = std::min<int64_t>(TILE, f.ld - o);
             f.scale = m.scale.data() + o, f.bias = vectors_[size_t(op.b)].data() + o;
             f.out = out + o, f.residual = residual ? residual + o : nullptr;
             k_->product(m.tiles.data() + o * m.k, m.k, own.rounded.data(), PANEL * KBLOCK, rows, own.sums.data(), f);

@@ -16,14 +16,16 @@
 
 namespace tailrace {
 
-constexpr int WIDE = 16;            // outputs of one tile of weights
+constexpr int WIDE = 16;            // floats of one vector: widths are multiples of it
+constexpr int TILE = 32;            // outputs of one tile of weights
 constexpr int64_t KBLOCK = 256;     // inputs whose products are summed as integers: 4095 * 2047 * 256 < 2^31
 constexpr float MOST_X = 4095.0f, MOST_W = 2047.0f;
 
 enum class Bend : int { None, Gelu, Tanh };
 
-// What becomes of a tile of sums [rows][WIDE]: times the scales, plus bias and residual, bent.
+// What becomes of a tile of sums [rows][TILE]: times the scales, plus bias and residual, bent.
 struct Finish {
+    int64_t columns;                // of the tile that are written: TILE or WIDE
     const float *scale, *bias;      // of the tile's outputs
     const float *row_scale;         // of each row
     const float *residual;          // at the tile's first column, or null
@@ -39,8 +41,8 @@ struct EncoderKernels {
     // Rounds a row; returns the scale that turns it back. k is a multiple of WIDE. q: the row's first block of KBLOCK; the
     // next ones are `step` further each.
     float (*round_row)(const float *x, int64_t k, int16_t *q, int64_t step);
-    // One tile of outputs for all rows of a panel. `tile`: [k / 2][WIDE][2]; x: blocks [rows][KBLOCK], each `step` after the
-    // one before; sums: room for [rows][WIDE].
+    // One tile of outputs for all rows of a panel. `tile`: [k / 2][TILE][2]; x: blocks [rows][KBLOCK], each `step` after the
+    // one before; sums: room for [rows][TILE].
     void (*product)(const int16_t *tile, int64_t k, const int16_t *x, int64_t step, int64_t rows, float *sums, const Finish &f);
     void (*norm)(const float *x, const float *weight, const float *bias, float eps, int64_t width, float *out);
     // One head of one text of n tokens; `scratch` has room for attend_scratch(n, head_dim).

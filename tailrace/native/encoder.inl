@@ -28,31 +28,50 @@ float round_row(const float *x, int64_t k, int16_t *q, int64_t step) {
 // Adds the products of a block of inputs of R rows to their sums, or begins them.
 template <int R> __attribute__((noinline)) void sum_rows(const int16_t *tile, const int16_t *x, int64_t count, bool begins, float *sums) {
 #if defined(TR_AVX2)
-    __m256i lo[R], hi[R];
-    for (int r = 0; r < R; r++) lo[r] = hi[r] = _mm256_setzero_si256();
-    for (int64_t i = 0; i < count; i += 2) {
-        const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(tile + i * WIDE));
-        const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(tile + i * WIDE + WIDE));
-        for (int r = 0; r < R; r++) {
-            int32_t pair;
-            std::memcpy(&pair, x + r * KBLOCK + i, 4);
-            const __m256i p = _mm256_set1_epi32(pair);
-            lo[r] = _mm256_add_epi32(lo[r], _mm256_madd_epi16(p, a));
-            hi[r] = _mm256_add_epi32(hi[r], _mm256_madd_epi16(p, b));
+    // One after the other and by name, with the weights in registers: GCC's own choice takes a quarter longer.
+    const auto pair = [](const int16_t *at) __attribute__((always_inline)) {
+        int32_t two;
+        std::memcpy(&two, at, 4);
+        return _mm256_set1_epi32(two);
+    };
+#define TR_ADD(sum, p, w) \
+    asm("vpmaddwd %[b], %[a], %[t]\n\tvpaddd %[t], %[s], %[s]" : [s] "+x"(sum), [t] "=&x"(t) : [a] "x"(p), [b] "x"(w))
+    const __m256i zero = _mm256_setzero_si256();
+    __m256i a0 = zero, a1 = zero, a2 = zero, a3 = zero, b0 = zero, b1 = zero, b2 = zero, b3 = zero, t;
+    const auto *w = reinterpret_cast<const __m256i *>(tile);
+    const int16_t *end = x + count;
+    for (const int16_t *from = x; from < end; from += 2, w += 4) {
+        const __m256i w0 = _mm256_loadu_si256(w), w1 = _mm256_loadu_si256(w + 1), w2 = _mm256_loadu_si256(w + 2), w3 = _mm256_loadu_si256(w + 3);
+        const __m256i p = pair(from);
+        TR_ADD(a0, p, w0);
+        TR_ADD(a1, p, w1);
+        TR_ADD(a2, p, w2);
+        TR_ADD(a3, p, w3);
+        if constexpr (R == 2) {
+            const __m256i q = pair(from + KBLOCK);
+            TR_ADD(b0, q, w0);
+            TR_ADD(b1, q, w1);
+            TR_ADD(b2, q, w2);
+            TR_ADD(b3, q, w3);
         }
     }
-    for (int r = 0; r < R; r++) {
-        const F sum = i_float(I{lo[r], hi[r]});
-        f_store(sums + r * WIDE, begins ? sum : f_load(sums + r * WIDE) + sum);
-    }
+#undef TR_ADD
+    const auto put = [&](int64_t at, __m256i lo, __m256i hi) {
+        const F s = i_float(I{lo, hi});
+        f_store(sums + at, begins ? s : f_load(sums + at) + s);
+    };
+    put(0, a0, a1), put(WIDE, a2, a3);
+    if constexpr (R == 2) put(TILE, b0, b1), put(TILE + WIDE, b2, b3);
 #else
     for (int r = 0; r < R; r++) {
-        int32_t total[WIDE] = {};
+        int32_t total[TILE] = {};
         for (int64_t i = 0; i < count; i += 2)
-            for (int o = 0; o < WIDE; o++)
-                total[o] += int32_t(tile[i * WIDE + 2 * o]) * x[r * KBLOCK + i] + int32_t(tile[i * WIDE + 2 * o + 1]) * x[r * KBLOCK + i + 1];
-        const F sum = i_float(i_load(total));
-        f_store(sums + r * WIDE, begins ? sum : f_load(sums + r * WIDE) + sum);
+            for (int o = 0; o < TILE; o++)
+                total[o] += int32_t(tile[i * TILE + 2 * o]) * x[r * KBLOCK + i] + int32_t(tile[i * TILE + 2 * o + 1]) * x[r * KBLOCK + i + 1];
+        for (int h = 0; h < TILE; h += WIDE) {
+            const F s = i_float(i_load(total + h));
+            f_store(sums + r * TILE + h, begins ? s : f_load(sums + r * TILE + h) + s);
+        }
     }
 #endif
 }
@@ -78,23 +97,25 @@ inline F bent_tanh(F x) {
 }
 
 template <Bend BEND, bool RESIDUAL> inline void finish_rows(const float *sums, int64_t rows, const Finish &f) {
-    const F scale = f_load(f.scale), bias = f_load(f.bias);
-    for (int64_t r = 0; r < rows; r++) {
-        F y = f_fma(f_load(sums + r * WIDE), scale * f_set1(f.row_scale[r]), bias);
-        if constexpr (RESIDUAL) y = y + f_load(f.residual + r * f.residual_ld);
-        if constexpr (BEND == Bend::Gelu) y = gelu(y);
-        if constexpr (BEND == Bend::Tanh) y = bent_tanh(y);
-        f_store(f.out + r * f.ld, y);
+    for (int64_t c = 0; c < f.columns; c += WIDE) {
+        const F scale = f_load(f.scale + c), bias = f_load(f.bias + c);
+        for (int64_t r = 0; r < rows; r++) {
+            F y = f_fma(f_load(sums + r * TILE + c), scale * f_set1(f.row_scale[r]), bias);
+            if constexpr (RESIDUAL) y = y + f_load(f.residual + r * f.residual_ld + c);
+            if constexpr (BEND == Bend::Gelu) y = gelu(y);
+            if constexpr (BEND == Bend::Tanh) y = bent_tanh(y);
+            f_store(f.out + r * f.ld + c, y);
+        }
     }
 }
 
 void product(const int16_t *tile, int64_t k, const int16_t *x, int64_t step, int64_t rows, float *sums, const Finish &f) {
-    constexpr int R = 4;
-    for (int64_t from = 0; from < k; from += KBLOCK, tile += KBLOCK * WIDE, x += step) {
+    constexpr int R = 2;
+    for (int64_t from = 0; from < k; from += KBLOCK, tile += KBLOCK * TILE, x += step) {
         const int64_t count = from + KBLOCK < k ? KBLOCK : k - from;
         int64_t r = 0;
-        for (; r + R <= rows; r += R) sum_rows<R>(tile, x + r * KBLOCK, count, from == 0, sums + r * WIDE);
-        for (; r < rows; r++) sum_rows<1>(tile, x + r * KBLOCK, count, from == 0, sums + r * WIDE);
+        for (; r + R <= rows; r += R) sum_rows<R>(tile, x + r * KBLOCK, count, from == 0, sums + r * TILE);
+        for (; r < rows; r++) sum_rows<1>(tile, x + r * KBLOCK, count, from == 0, sums + r * TILE);
     }
     if (f.bend == Bend::Gelu) finish_rows<Bend::Gelu, false>(sums, rows, f);
     else if (f.bend == Bend::Tanh) finish_rows<Bend::Tanh, false>(sums, rows, f);
