@@ -70,6 +70,11 @@ def _kvquant(kvquant: Any, s: Setting) -> None:
     kvquant.run(s.model, a.tokens, a.passages, max(9, a.repeats), a.threads, a.kernels)
 
 
+def _embeddings(embeddings: Any, s: Setting) -> None:
+    model = "minilm" if s.args.model == catalogue.DEFAULT else s.args.model
+    embeddings.run(model, s.args.against, max(9, s.args.repeats), s.args.threads)
+
+
 BENCHES: dict[str, tuple[str, str, Callable[[Any, Setting], None]]] = {
     "kv": ("kv", "The prefix index", lambda m, s: m.run(s.args.repeats)),
     "kernels": ("kernels", "Products", lambda m, s: m.run(s.args.threads, s.args.kernels)),
@@ -77,6 +82,7 @@ BENCHES: dict[str, tuple[str, str, Callable[[Any, Setting], None]]] = {
     "quality": ("quality", "Quality", lambda m, s: m.run(s.model, s.args.tokens, s.args.passages)),
     "grammar": ("grammar", "Structured output", lambda m, s: m.run(s.model, s.args.threads)),
     "kvquant": ("kvquant", "KV in fewer bits", _kvquant),
+    "embeddings": ("embeddings", "Embeddings", _embeddings),
     "serve": ("serve", "Through HTTP", lambda m, s: m.run(s.servers, s.workloads(m.WORKLOADS), s.args.repeats)),
     "drafts": ("drafts", "Drafts", lambda m, s: m.run(s.drafting, max(9, s.args.repeats))),
     "start": ("start", "Start", lambda m, s: m.run(s.servers, s.args.model, s.args.starts)),
@@ -98,7 +104,11 @@ def main() -> None:
     p.add_argument("--kernels", default=None)
     p.add_argument("--tokens", type=int, default=512, help="quality, kvquant: tokens of each passage")
     p.add_argument("--passages", type=int, default=4, help="quality, kvquant: passages of text")
-    p.add_argument("--against", default=None, help="another server's command, with {port} and {model}")
+    p.add_argument(
+        "--against",
+        default=None,
+        help="another server's command, with {port} and {model}; embeddings: a Python that has sentence-transformers",
+    )
     p.add_argument("--workloads", default=None, help="serve, shapes: a comma-separated choice")
     p.add_argument("--repeats", type=int, default=3, help="runs of each workload, or turns")
     p.add_argument("--starts", type=int, default=10, help="start: starts of each server")

@@ -17,6 +17,12 @@ def smollm2() -> Path:
     return catalogue.pull(catalogue.DEFAULT)
 
 
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The embedding model of the catalogue, likewise."""
+    return catalogue.pull("minilm")
+
+
 @pytest.fixture
 def free_port() -> int:
     """A TCP port of the loopback address that nobody listened on a moment ago."""

@@ -86,6 +86,7 @@ async def chat_plan(
     """A chat completion, checked and ready to be submitted, and what makes the ids of its calls of tools. `budget` is
     the most tokens of reasoning. Raises InvalidInput, or HttpError where nothing can be served."""
     text, ready = service.need()
+    service.need_task(ready, "generate")
     limits = service.settings.limits
     asked = check(body, limits, vocab=text.vocab_size, timeline=wants_timeline(exchange))
     tools = read_tools(body, limits)
@@ -109,6 +110,7 @@ async def completions(service: Service, exchange: Exchange) -> None:
     service.need()
     body = await read(service, exchange, schema.COMPLETION)
     text, ready = service.need()
+    service.need_task(ready, "generate")
     service.need_model(body.model)
     limits = service.settings.limits
     asked = check(body, limits, vocab=text.vocab_size, timeline=wants_timeline(exchange))

@@ -38,10 +38,28 @@ class Route:
         return self.method == "POST" and self.scope == "inference" and not self.open
 
 
+def _texts(function: str) -> Endpoint:
+    """An endpoint of `api.texts`, which is imported when somebody asks for it."""
+
+    async def endpoint(service: Service, exchange: Exchange) -> None:
+        from tailrace.api import texts
+
+        await texts.ENDPOINTS[function](service, exchange)
+
+    return endpoint
+
+
+RERANK, SCORE = Route("POST", _texts("rerank"), "rerank"), Route("POST", _texts("score"), "score")
 ROUTES: dict[str, Route] = {
     "/v1/chat/completions": Route("POST", endpoints.chat_completions, "chat"),
     "/v1/completions": Route("POST", endpoints.completions, "completions"),
     "/v1/models": Route("GET", endpoints.models, "models", scope=None),
+    "/v1/embeddings": Route("POST", _texts("embeddings"), "embeddings"),
+    "/rerank": RERANK,
+    "/v1/rerank": RERANK,
+    "/v2/rerank": RERANK,
+    "/score": SCORE,
+    "/v1/score": SCORE,
     "/tokenize": Route("POST", endpoints.tokenize, "tokenize"),
     "/detokenize": Route("POST", endpoints.detokenize, "detokenize"),
     "/health": Route("GET", endpoints.health, "health", open=True),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tailrace.api.errors import HttpError, as_http
-from tailrace.engine.protocol import Output, SamplingParams, TokenLogprob
+from tailrace.engine.protocol import Encode, Output, SamplingParams, Submit, TokenLogprob
 from tailrace.terms import TailraceError
 from tailrace.text.answer.parts import Part, merged
 
@@ -59,6 +59,10 @@ class Choice:
     finish: str | None = None
     stopped: bool = False
     matched: str | None = None  # the stop string that ended it
+
+    def message(self, tenant: str, priority: int, deadline: float) -> Submit | Encode:
+        """What the engine is sent."""
+        return Submit(self.request, self.prompt, self.params, tenant=tenant, priority=priority, deadline=deadline)
 
     def queued(self) -> None:
         """The engine has it: from here on it will not be refused."""
@@ -264,6 +268,7 @@ REFUSALS: dict[str, tuple[int, str, str]] = {
     "invalid_value": (400, "invalid_request_error", "invalid_value"),
     "invalid_grammar": (400, "invalid_request_error", "invalid_grammar"),
     "grammar_failed": (400, "invalid_request_error", "grammar_failed"),
+    "wrong_task": (400, "invalid_request_error", "unsupported_model"),
 }
 """Status, type and code of the errors that `EngineCore` names; any other is a 500."""
 

@@ -62,6 +62,9 @@ ENDPOINTS = (
     "responses",
     "files",
     "batches",
+    "embeddings",
+    "rerank",
+    "score",
     "models",
     "tokenize",
     "detokenize",
@@ -189,6 +192,8 @@ class Metrics:
             self.totals.phases[phase] += seconds
         if reason not in ("stop", "length"):
             return
+        if not timeline.output_tokens:  # texts that were embedded or scored: no token has told of them
+            self.totals.prompt_tokens += timeline.prompt_tokens
         inference = None if timeline.prefill is None or timeline.decode is None else timeline.prefill + timeline.decode
         for name, value in (
             ("e2e_request_latency_seconds", timeline.e2e),

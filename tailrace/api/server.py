@@ -33,6 +33,13 @@ BACKLOG = 2048
 WARM_AFTER = 0.1
 """Seconds from readiness to compiling the chat template, unless a request has done so: the first request goes first."""
 
+FIRST = {
+    "generate": ("/v1/chat/completions", '{"model": "NAME", "messages": [{"role": "user", "content": "Hello!"}]}'),
+    "embed": ("/v1/embeddings", '{"model": "NAME", "input": "Hello!"}'),
+    "rank": ("/rerank", '{"model": "NAME", "query": "Hello!", "documents": ["Good morning", "A wheel"]}'),
+}
+"""Path and body of a first request, for the start-up report."""
+
 TextLoader = Callable[[Settings], "Text"]
 Print = Callable[[str], object]
 
@@ -309,14 +316,17 @@ class Server:
         url = f"{scheme}://{f'[{shown}]' if ':' in shown else shown}:{self._listener.getsockname()[1]}"
         name = service.settings.model_name
         key = ' -H "Authorization: Bearer $TAILRACE_API_KEY"' if self._settings.api_keys or self._settings.keys else ""
-        body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+        path, body = FIRST[ready.task]
+        body = body.replace("NAME", name)
+        kv = f"KV pool {ready.kv_tokens} tokens ({ready.kv_bytes / 2**20:.0f} MiB)"
+        kind = kv if ready.task == "generate" else f"{ready.task}s texts, {ready.width} numbers each"
         lines = (
             f"Ready in {took:.2f} s. Milliseconds here: {here}; in the engine: {there}",
-            f"{name}: context {ready.max_context}, KV pool {ready.kv_tokens} tokens ({ready.kv_bytes / 2**20:.0f} MiB),"
+            f"{name}: context {ready.max_context}, {kind},"
             f" weights {ready.weight_bytes / 2**20:.0f} MiB, {ready.kernels} kernels on {ready.threads} threads",
             f"Serving on {url}  (OpenAI base URL: {url}/v1)",
             "Try:",
-            f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
+            f"  curl {url}{path}{key} -H 'Content-Type: application/json' -d '{body}'",
         )
         for line in lines:
             self._report(line)

@@ -25,7 +25,7 @@ from tailrace.api.params import Asked, choice_seed, fit
 from tailrace.api.settings import Settings
 from tailrace.api.shapes import Facts, Shape, usage_of
 from tailrace.engine.client import EngineClient
-from tailrace.engine.protocol import Ready, SamplingParams, Submit
+from tailrace.engine.protocol import Ready, SamplingParams, Task
 from tailrace.ledger.book import Book
 from tailrace.ledger.log import Write, refusal_line, request_line, to_stderr
 from tailrace.ledger.timeline import Timeline, as_json
@@ -48,6 +48,12 @@ LOGGED_TOKENS = 8192
 """Most of a prompt that the log shows, where it shows prompts."""
 FREE = ("engine_unavailable", "engine_error", "internal_error", "service_unavailable", "overloaded", "aborted")
 """Codes of errors with which the server fails a request: it costs nothing then."""
+ABILITY: dict[Task, str] = {
+    "generate": "generates text: it has no embeddings (--pooling makes a server of embeddings of it) and ranks nothing",
+    "embed": "embeds texts and generates none: ask /v1/embeddings, /rerank or /score",
+    "rank": "scores pairs of texts and does nothing else: ask /rerank or /score",
+}
+"""What a model does, for those who have asked for something else."""
 LogLevel = Literal["off", "requests", "prompts"]
 
 
@@ -172,6 +178,13 @@ class Service:
             raise unavailable("the server is starting" if state == "starting" else f"no engine{why}", 1.0)
         return self.text, self.client.ready
 
+    def need_task(self, ready: Ready, *tasks: Task) -> None:
+        """Raises HttpError 400 unless the model does one of these."""
+        if ready.task in tasks:
+            return
+        name = self.settings.model_name
+        raise HttpError(400, f"the model {name!r} {ABILITY[ready.task]}", param="model", code="unsupported_model")
+
     def table(self, text: Text) -> TokenBytes:
         """The byte table of the vocabulary, built once."""
         if self._table is None:
@@ -251,7 +264,8 @@ class Service:
         facts |= {"stream": asked.stream, "user": asked.user, **who(exchange)}
         facts["metadata"] = None if stored else asked.metadata
         facts = {key: value for key, value in facts.items() if value is not None}
-        self.metrics.submitted(asked.n, choices[0].params.max_tokens)
+        if choices[0].params.max_tokens:
+            self.metrics.submitted(asked.n, choices[0].params.max_tokens)
         sent: list[str] = []
         try:
             for choice in choices:
@@ -260,15 +274,9 @@ class Service:
                 if self.log_level == "prompts" and self.text is not None:
                     own["prompt"] = self.text.decode(choice.prompt[:LOGGED_TOKENS], skip_special=False)
                 self.book.add([Event(choice.request, EventKind.SUBMITTED, time.monotonic())])
-                message = Submit(
-                    choice.request,
-                    choice.prompt,
-                    choice.params,
-                    tenant=exchange.tenant,
-                    priority=asked.priority if exchange.priority is None else exchange.priority,
-                    deadline=now + timeout if timeout else 0.0,
-                )
-                self.client.submit(message, choice)
+                priority = asked.priority if exchange.priority is None else exchange.priority
+                deadline = now + timeout if timeout else 0.0
+                self.client.submit(choice.message(exchange.tenant, priority, deadline), choice)
                 sent.append(choice.request)
         except TailraceError:
             self.client.abort(sent)

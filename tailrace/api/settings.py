@@ -49,6 +49,10 @@ class Limits:
     """Longest JSON schema, regular expression or grammar."""
     grammar_choices: int = 4096
     """Most texts to choose from."""
+    inputs: int = 2048
+    """Most texts of one embeddings request, most documents of a rerank request, most pairs of a score request."""
+    input_tokens: int = 300_000
+    """Most tokens of all texts of one such request."""
     in_flight: int = 2048
     """Most engine requests (choices) held at once, whatever their state; more get 429."""
     file_bytes: int = 64 << 20
@@ -134,6 +138,9 @@ class Settings:
     """Layers that keep them as bf16 all the same, as in "0,1" or "0-3,29"; empty: none."""
     quantize: str | None = None
     """"int8" or "int4": float matrices are rounded to it as they are loaded; None serves weights as they are stored."""
+    pooling: str | None = None
+    """"mean", "cls" or "last": how a text's rows become its embedding; also turns a model that generates into one that
+    embeds. None: as an encoder's folder says."""
     backend: str = "cpu"
     """"cpu" (native) or "reference" (numpy, slow, the oracle)."""
     prefix_cache: bool = True
@@ -367,6 +374,7 @@ class Settings:
             kv_dtype=self.kv_dtype,
             kv_dtype_skip=self.kv_dtype_skip,
             quantize=self.quantize,
+            pooling=self.pooling,
             prefix_cache=self.prefix_cache,
             kv_policy=self.kv_policy,
             kv_ttl=self.kv_ttl or 0.0,

@@ -148,6 +148,8 @@ SERVE = Declaration(
         Option("--kv-dtype-skip", str, "Layers that keep them as bf16 all the same, counted from 0: 0,1 or 0-3,29.",
                _COMPUTE, "", metavar="LAYERS"),
         Option("--quantize", str, QUANTIZE_HELP, _COMPUTE, choices=tuple(kind.value for kind in Quantize)),
+        Option("--pooling", str, "Serve embeddings: how a text's rows become one. Default: as an encoder's files say; "
+               "a model that generates embeds only where this is given.", _COMPUTE, choices=("mean", "cls", "last")),
         Option("--backend", str, "cpu is native; reference is numpy, slow, and the oracle of the other.", _COMPUTE,
                "cpu", choices=("cpu", "reference")),
         Option("--request-timeout", float, "Longest that a request may take, in seconds; 0 is no bound.", _TIME, 0.0),

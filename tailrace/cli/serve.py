@@ -42,6 +42,9 @@ Ctrl-C or SIGTERM finishes the running requests, then ends.
   [dim]# a bfloat16 checkpoint in half of its memory[/dim]
   tailrace serve ./checkpoint --quantize int8
 
+  [dim]# an embedding model[/dim]
+  tailrace serve all-minilm-l6-v2
+
   [dim]# cached prompts for ten minutes, and the system prompt's KV for good[/dim]
   tailrace serve --kv-policy ttl --kv-ttl 600 --kv-pin system.txt
 """
@@ -99,11 +102,11 @@ def settings(values: Mapping[str, Any]) -> Settings:
     admin_keys = _keys([], values["admin_key_file"], "admin_key_file", "TAILRACE_ADMIN_KEY")
     plain = (
         "host", "port", "kv_tokens", "max_context", "step_tokens", "draft_tokens", "max_running", "max_waiting",
-        "threads", "kernels",
-        "kv_dtype", "kv_dtype_skip", "quantize", "backend", "prefix_cache", "kv_policy", "kv_ttl", "kv_tenant_share",
-        "kv_disk", "kv_valkey", "kv_valkey_ttl", "kv_valkey_password_file", "kv_key_file", "kv_events",
-        "kv_events_replay", "kv_events_key", "log_requests", "quiet", "template_args", "keys", "tls_cert", "tls_key",
-        "log_prompts", "unknown_parameters", "tool_parser", "reasoning_parser", "content_store",
+        "threads", "kernels", "kv_dtype", "kv_dtype_skip", "quantize", "pooling", "backend", "prefix_cache",
+        "kv_policy", "kv_ttl", "kv_tenant_share", "kv_disk", "kv_valkey", "kv_valkey_ttl", "kv_valkey_password_file",
+        "kv_key_file", "kv_events", "kv_events_replay", "kv_events_key", "log_requests", "quiet", "template_args",
+        "keys", "tls_cert", "tls_key", "log_prompts", "unknown_parameters", "tool_parser", "reasoning_parser",
+        "content_store",
     )  # fmt: skip
     return Settings(
         model=values["model"],

@@ -21,6 +21,7 @@ import msgspec
 from tailrace.engine.protocol import (
     Abort,
     Control,
+    Encode,
     Fatal,
     FromEngine,
     Gauges,
@@ -59,7 +60,7 @@ class Sink(Protocol):
 
 @dataclass
 class _Held:
-    submit: Submit
+    submit: Submit | Encode
     sink: Sink | None  # None once its client has left
     sent: bool = False
     admitted: bool = False
@@ -202,7 +203,7 @@ class EngineClient:
         """Calls it with every event, in order, before the outputs of the same step are handed on."""
         self._listeners.append(listener)
 
-    def submit(self, submit: Submit, sink: Sink) -> None:
+    def submit(self, submit: Submit | Encode, sink: Sink) -> None:
         """Hands a request over. Raises Overloaded (queue full, draining) or EngineDied (no engine to hand it to);
         after that the sink hears of everything."""
         if self.refused:

@@ -22,6 +22,7 @@ from tailrace.engine.config import EngineConfig
 from tailrace.engine.constrain import Grammars
 from tailrace.engine.plan import Chunk, Plan
 from tailrace.engine.protocol import (
+    Encode,
     FinishReason,
     Gauges,
     Output,
@@ -300,6 +301,11 @@ class EngineCore:
                 return
         self._stale = True
         self._blocked = False
+
+    def encode(self, request: Encode) -> None:
+        """Refuses, in the next news: this engine's model generates text."""
+        self._outputs.append(Output(request.request, finish="error", error="wrong_task: the model embeds no texts"))
+        self._events.append(Event(request.request, EventKind.FAILED, self._clock(), cause="wrong_task"))
 
     def _refusal(self, submit: Submit) -> str:
         """Why a request cannot be taken; "" where it can."""

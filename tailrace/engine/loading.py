@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tailrace.engine.transfer import Transfers
     from tailrace.kv.tiers import Tier
     from tailrace.models.decoder import Model, ModelConfig
+    from tailrace.models.hidden import HiddenModel
     from tailrace.text.grammar import Compiler as GrammarCompiler
     from tailrace.text.tokens import TokenBytes
 
@@ -108,7 +109,7 @@ def cache_root(spec: EngineSpec) -> Path | None:
 
 def build_backend(
     spec: EngineSpec,
-    model: Model,
+    model: Model | HiddenModel,
     *,
     pages: Pages,
     context: int,
@@ -245,13 +246,17 @@ def load(spec: EngineSpec) -> Loaded:
     from tailrace.engine.config import EngineConfig
     from tailrace.engine.constrain import Grammars
     from tailrace.engine.core import EngineCore
-    from tailrace.models.load import load_model, model_config
+    from tailrace.models.load import is_encoder, load_model, model_config
 
     lap("imports")
     publisher = open_publisher(spec)  # before the model: what is refused is refused at once
     opened = open_model(Path(spec.model), cache_root(spec), tokenizer=False)
     checkpoint = opened.checkpoint
     lap("open")
+    if spec.pooling is not None or is_encoder(checkpoint):
+        from tailrace.engine import encoder_loading
+
+        return encoder_loading.load(spec, opened, phases, lap)
     shape = model_config(checkpoint)
     kept = kv_dtype(spec, shape.layers)
     check_context(spec, shape)

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -28,6 +29,7 @@ import msgspec
 from tailrace.engine.protocol import (
     Abort,
     Control,
+    Encode,
     Fatal,
     FromEngine,
     Gauges,
@@ -36,6 +38,7 @@ from tailrace.engine.protocol import (
     Ready,
     SamplingParams,
     Submit,
+    Task,
     TierGauges,
     ToEngine,
     Tokens,
@@ -79,6 +82,8 @@ class Core(Protocol):
 
     def submit(self, request: Submit) -> None: ...
 
+    def encode(self, request: Encode) -> None: ...
+
     def abort(self, requests: Iterable[str]) -> None: ...
 
     def reset_prefix(self) -> None: ...
@@ -111,6 +116,11 @@ class Loaded:
     ]  # the warm-up prompt is made of these ids: first and count; ordinary ones where there are
     phases: dict[str, float]
     kv_pools: tuple[KvPool, ...] = ()
+    task: Task = "generate"
+    width: int = 0
+    dimensions: tuple[int, ...] = ()
+    unit: bool = False
+    sigmoid: bool = False
 
 
 Loader = Callable[[EngineSpec], Loaded]
@@ -144,13 +154,16 @@ def loader_of(spec: EngineSpec) -> Loader:
 
 
 def warm_up(loaded: Loaded, request: str = "warm-up") -> None:
-    """A short prompt and a decode step, through the core itself; its pages are forgotten."""
+    """A short prompt and a decode step, or a short text, through the core itself; its pages are forgotten."""
     core = loaded.core
     length = max(1, min(WARM_PROMPT, loaded.max_context - WARM_OUTPUT - 1))
     first, count = loaded.warm_tokens
     prompt = [first + i % count for i in range(length)]
-    params = SamplingParams(max_tokens=WARM_OUTPUT, min_tokens=WARM_OUTPUT, temperature=0.0, ignore_eos=True)
-    core.submit(Submit(request, prompt, params))
+    if loaded.task == "generate":
+        params = SamplingParams(max_tokens=WARM_OUTPUT, min_tokens=WARM_OUTPUT, temperature=0.0, ignore_eos=True)
+        core.submit(Submit(request, prompt, params))
+    else:
+        core.encode(Encode(request, array("i", prompt).tobytes(), [length]))
     finished = False
     while not finished:
         news = core.step()
@@ -230,6 +243,8 @@ class Serving:
         match message:
             case Submit():
                 self._core.submit(message)
+            case Encode():
+                self._core.encode(message)
             case Abort(requests=requests):
                 self._core.abort(requests)
             case Control(verb="drain"):
@@ -344,6 +359,11 @@ def ready_message(spec: EngineSpec, loaded: Loaded, phases: dict[str, float]) ->
         weight_bytes=loaded.weight_bytes,
         kv_bytes=loaded.kv_bytes,
         kv_pools=list(loaded.kv_pools),
+        task=loaded.task,
+        width=loaded.width,
+        dimensions=list(loaded.dimensions),
+        unit=loaded.unit,
+        sigmoid=loaded.sigmoid,
     )
 
 

@@ -1,6 +1,6 @@
 """All that ever crosses between the API process and the engine process (msgspec msgpack; see `wire`).
 
-API to engine: `Submit`, `Abort`, `Control`. Engine to API: `Ready`, `Tokens`, `Heartbeat`, `Fatal`.
+API to engine: `Submit`, `Encode`, `Abort`, `Control`. Engine to API: `Ready`, `Tokens`, `Heartbeat`, `Fatal`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from tailrace.terms import Event
 from tailrace.text.grammar import Grammar
 
 FinishReason = Literal["stop", "length", "abort", "error", "timeout"]
+Task = Literal["generate", "embed", "rank"]
+"""What an engine's model does: goes on from prompts, embeds texts, or scores pairs of texts."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -65,6 +67,20 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     deadline: float = 0.0  # monotonic seconds; 0 is none
 
 
+class Encode(msgspec.Struct, frozen=True, tag=True):
+    """Texts to be read, checked and tokenized; each gives a row of numbers. `tokens` are the texts' ids one after the
+    other, int32 in the machine's order; `second` says of each text where the second of a pair begins (empty: no pairs,
+    or a model that does not tell them apart)."""
+
+    request: str
+    tokens: bytes
+    lengths: list[int]
+    second: list[int] = []
+    tenant: str = ""
+    priority: int = 0  # lower goes first
+    deadline: float = 0.0  # monotonic seconds; 0 is none
+
+
 class Abort(msgspec.Struct, frozen=True, tag=True):
     """Its client has left: free what it holds. Unknown or finished ids are ignored."""
 
@@ -101,6 +117,11 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     weight_bytes: int
     kv_bytes: int
     kv_pools: list[KvPool] = []
+    task: Task = "generate"
+    width: int = 0  # numbers that a text gives, where it generates nothing
+    dimensions: list[int] = []  # prefixes of an embedding that are embeddings too, besides all of it
+    unit: bool = False  # embeddings have length one
+    sigmoid: bool = False  # scores are to be turned into 0..1
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -122,6 +143,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     cached: int = 0  # prompt tokens taken from the prefix cache; set with the first token and with finish
     prompt_logprobs: list[TokenLogprob | None] = []  # once, with the first token, when asked for
     error: str = ""  # with finish "error": a code, a colon, and what was wrong
+    vectors: bytes = b""  # with finish "stop" of an `Encode`: float32 [texts, width], in the machine's order
 
 
 class TierGauges(msgspec.Struct, frozen=True, array_like=True):
@@ -208,5 +230,5 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-ToEngine = Submit | Abort | Control
+ToEngine = Submit | Encode | Abort | Control
 FromEngine = Ready | Tokens | Heartbeat | Fatal

@@ -23,6 +23,7 @@ class EngineSpec:
     kv_dtype: str = "bf16"
     kv_dtype_skip: str = ""
     quantize: str | None = None
+    pooling: str | None = None  # embeddings of this kind, also of a model that could generate
     prefix_cache: bool = True
     kv_policy: str = "lru"
     kv_ttl: float = 0.0

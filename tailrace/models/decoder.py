@@ -179,11 +179,11 @@ class Binder:
                 )
         return embedding
 
-    def finish(self) -> None:
+    def finish(self, unused: tuple[str, ...] = ()) -> None:
         """Raises ModelError for a tensor that nobody took, since ignoring it might change the numbers. Tables that
-        follow from the configuration are the exception."""
+        follow from the configuration are the exception, and names that begin as one of `unused`."""
         for name in sorted(self._left):
-            if not name.endswith("rotary_emb.inv_freq") and name != ROPE_FACTORS:
+            if not name.startswith(unused) and not name.endswith("rotary_emb.inv_freq") and name != ROPE_FACTORS:
                 raise ModelError(f"{self.checkpoint.path}: tensor {name} is not one that {self._kind} models have")
 
     @property

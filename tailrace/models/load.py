@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from tailrace.models.checkpoint import Checkpoint
 from tailrace.models.decoder import Binder, Model, ModelConfig
@@ -11,18 +12,43 @@ from tailrace.models.fields import Fields
 from tailrace.models.rope import build_rope, rope_factors
 from tailrace.terms import ModelError
 
+if TYPE_CHECKING:
+    from tailrace.models.bert import EncoderModel
+
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """The file that knows each `model_type`; only that one is imported."""
+ENCODERS = {"bert": "bert", "roberta": "bert", "xlm-roberta": "bert"}
+"""The same of encoders, which embed or compare texts and generate none."""
 
 
 def architecture_of(checkpoint: Checkpoint) -> ModuleType:
     """The file that knows the checkpoint's architecture. Raises ModelError when there is none."""
     kind = checkpoint.config.get("model_type")
+    if kind in ENCODERS:
+        raise ModelError(
+            f"{checkpoint.path}: {kind} models are encoders: they embed or compare texts, and generate none"
+        )
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise ModelError(
-            f"{checkpoint.path}: model_type {kind!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
+            f"{checkpoint.path}: model_type {kind!r} is not supported; supported are "
+            f"{', '.join((*ARCHITECTURES, *ENCODERS))}"
         )
     return importlib.import_module(f"tailrace.models.{ARCHITECTURES[kind]}")
+
+
+def is_encoder(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint's model is one of `ENCODERS`."""
+    return checkpoint.config.get("model_type") in ENCODERS
+
+
+def load_encoder(checkpoint: Checkpoint, pooling: str | None = None) -> EncoderModel:
+    """Binds an encoder's weights. `pooling` overrides what the folder says of it. Raises ModelError naming the tensor,
+    field or file that is missing, wrong or not supported."""
+    from tailrace.models.pooling import read_output
+
+    architecture = importlib.import_module(f"tailrace.models.{ENCODERS[checkpoint.config['model_type']]}")
+    model: EncoderModel = architecture.load(checkpoint, read_output(checkpoint.path, checkpoint.config, pooling))
+    return model
 
 
 def model_config(checkpoint: Checkpoint) -> ModelConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,22 @@ def load_text(assets: TextAssets, *, vocab: int, token_bytes: TokenBytes | None 
     return Text(data, config, assets, vocab=vocab, token_bytes=token_bytes)
 
 
+@dataclass(frozen=True)
+class PairForm:
+    """A pair of texts: `prefix`, the first text, `middle`, the second one, `suffix`. `told_apart`: the second text and
+    what follows it are of segment 1."""
+
+    prefix: tuple[int, ...]
+    middle: tuple[int, ...]
+    suffix: tuple[int, ...]
+    told_apart: bool
+
+    @property
+    def size(self) -> int:
+        """Tokens besides the texts'."""
+        return len(self.prefix) + len(self.middle) + len(self.suffix)
+
+
 class Text:
     """A model's tokenizer and chat template. All methods may be called from several threads at once.
 
@@ -67,6 +84,7 @@ class Text:
         self._full = _load(data, config)
         added = self._full.get_added_tokens_decoder()
         self._controls = Controls(_controls(added))
+        self._reserved = self._controls.by_id.keys() - _unknown(self._full, config)
         self._plain = _plain(self._full, added, self._full.pre_tokenizer)
         self._rest: Tokenizer | None = None
         self._bounds: TokenBounds | None = None
@@ -175,6 +193,20 @@ class Text:
         ids = _encode(self._full, text).ids if parse_special else self._ordinary(text)
         return self._checked([*prefix, *ids, *suffix])
 
+    @cached_property
+    def pair_form(self) -> PairForm:
+        """What the tokenizer puts around the two texts of a pair. Raises `ModelError` where it takes none apart."""
+        bare = self._full.encode("a", add_special_tokens=False).ids
+        both = self._full.encode("a", "a", add_special_tokens=True)
+        at = [n for n in range(len(both.ids)) if both.ids[n : n + len(bare)] == bare]
+        if len(at) < 2:
+            raise ModelError("the tokenizer has no form for pairs of texts")
+        first, second, size = at[0], at[-1], len(bare)
+        ids = both.ids
+        return PairForm(
+            tuple(ids[:first]), tuple(ids[first + size : second]), tuple(ids[second + size :]), any(both.type_ids)
+        )
+
     def encode_inside(self, text: str) -> list[int]:
         """Ids of text that goes on from other text; nothing in it is a control token."""
         return self._ordinary(text, first=False)
@@ -229,6 +261,11 @@ class Text:
             self._bounds = TokenBounds(self._plain, self.token_bytes())
         return self._bounds.min_tokens(text)
 
+    @property
+    def affixes(self) -> tuple[list[int], list[int]]:
+        """The ids that belong before and after every text."""
+        return list(self._prefix), list(self._suffix)
+
     def _affixes(self, config: Mapping[str, Any], assets: TextAssets) -> tuple[list[int], list[int]]:
         """The ids that belong before and after every prompt."""
         bare = self._full.encode("a", add_special_tokens=False).ids
@@ -248,7 +285,7 @@ class Text:
         """Ids of text in which nothing is a control token. `first`: it is the beginning of the whole."""
         tokenizer = self._plain if first else self._continued()
         ids: list[int] = _encode(tokenizer, text).ids
-        if self._controls.by_id.keys().isdisjoint(ids):
+        if self._reserved.isdisjoint(ids):
             return ids
         # The vocabulary itself holds the text of a control token as a word: keep the word from forming by encoding
         # its first character apart.
@@ -258,7 +295,7 @@ class Text:
             ids += _encode(tokenizer, text[at : start + 1]).ids
             tokenizer, at = self._continued(), start + 1
         ids += _encode(tokenizer, text[at:]).ids
-        if not self._controls.by_id.keys().isdisjoint(ids):
+        if not self._reserved.isdisjoint(ids):
             raise InvalidInput("the text spells a control token that this tokenizer cannot express as ordinary text")
         return ids
 
@@ -335,6 +372,15 @@ def _load(data: bytes, config: Mapping[str, Any]) -> Tokenizer:
             tokenizer.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False)])
             known.add(text)
     return tokenizer
+
+
+def _unknown(tokenizer: Tokenizer, config: Mapping[str, Any]) -> frozenset[int]:
+    """The id that stands for what the vocabulary lacks, where text may well have such: it controls nothing."""
+    if type(tokenizer.model).__name__ not in ("WordPiece", "Unigram"):
+        return frozenset()
+    text = getattr(tokenizer.model, "unk_token", None) or _token_text(config.get("unk_token")) or "<unk>"
+    found = tokenizer.token_to_id(text)
+    return frozenset() if found is None else frozenset((found,))
 
 
 def _add(tokenizer: Tokenizer, token: AddedToken, index: int) -> None:

@@ -42,6 +42,9 @@ class Spelling:
     byte_fallback: bool = False
     replace: tuple[tuple[str, str], ...] = ()
     leading: int = 0
+    inner: str = ""
+    """What WordPiece tokens that go on with a word begin with; before every other token is a space. The decoder's
+    clean-up (no space before a full stop, say) is left out: it is of no token alone."""
 
     @staticmethod
     def of(decoder: dict[str, Any] | None) -> Spelling:
@@ -68,6 +71,8 @@ class Spelling:
             elif kind == "Metaspace":
                 replace.append((step["replacement"], " "))
                 leading = 0 if step.get("prepend_scheme", "always") == "never" else STRIP_FIRST_TOKEN
+            elif kind == "WordPiece" and len(steps) == 1 and step.get("prefix"):
+                return Spelling(leading=1, inner=step["prefix"])
             else:
                 raise ModelError(f"tokenizer.json: the decoder {kind!r} (here: {step}) is not supported")
         return Spelling(level, fallback, tuple(replace), leading)
@@ -78,6 +83,10 @@ class Spelling:
         known = frozenset(map(chr, alphabet))
         spelled = []
         for token in tokens:
+            if self.inner:
+                inside = token.startswith(self.inner)
+                spelled.append((token.removeprefix(self.inner) if inside else f" {token}").encode())
+                continue
             if self.byte_level:
                 # As Hugging Face decodes: a token with any character outside of the alphabet stands for itself.
                 inside = known.issuperset(token)

@@ -74,8 +74,11 @@ def test_decoders_are_read_or_refused_by_name() -> None:
     metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True}
     assert Spelling.of(metaspace).leading == STRIP_FIRST_TOKEN
     assert Spelling.of({**metaspace, "prepend_scheme": "never"}).leading == 0
-    with pytest.raises(ModelError, match="WordPiece"):
-        Spelling.of({"type": "WordPiece", "prefix": "##"})
+    with pytest.raises(ModelError, match="CTC"):
+        Spelling.of({"type": "CTC"})
+    pieces = Spelling.of({"type": "WordPiece", "prefix": "##", "cleanup": True})
+    assert pieces.spell(["turn", "##s", "a"]) == [b" turn", b"s", b" a"]
+    assert pieces.leading == 1
     with pytest.raises(ModelError, match="no decoder"):
         Spelling.of(None)
     with pytest.raises(ModelError, match="Strip"):

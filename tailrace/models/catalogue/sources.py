@@ -167,6 +167,7 @@ def _save(stream: object, file: File, staging: Path, report: Report, title: str)
     """Copies at most the file's size from the stream, hashing on the way; it gets its name only when all is right."""
     reader: BinaryIO = stream  # type: ignore[assignment]  # anything with read(n): a zip member, a file
     digest, done, part = hashlib.sha256(), 0, staging / f"{file.name}.part"
+    part.parent.mkdir(exist_ok=True)  # its own folder, for a file in one
     with part.open("wb") as out:
         while done <= file.size and (chunk := reader.read(_CHUNK)):
             out.write(chunk)
@@ -196,6 +197,7 @@ def _take(path: Path, file: File, staging: Path, report: Report) -> None:
         raise SourceFailed(f"{file.name} has SHA-256 {found} instead of {file.sha256}: it was changed or damaged")
     with path.open("rb") as stream:
         os.fsync(stream.fileno())
+    (staging / file.name).parent.mkdir(exist_ok=True)
     path.rename(staging / file.name)
 
 

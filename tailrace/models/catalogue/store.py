@@ -99,7 +99,7 @@ def publish(entry: Entry, root: Path, folder: Path) -> Path:
     import shutil
 
     for extra in folder.iterdir():
-        if extra.name not in {file.name for file in entry.files}:
+        if extra.name not in {file.name.partition("/")[0] for file in entry.files}:
             shutil.rmtree(extra) if extra.is_dir() else extra.unlink()
     _write_manifest(entry, folder)
     final = model_dir(root, entry)

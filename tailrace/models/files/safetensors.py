@@ -38,13 +38,27 @@ def read_safetensors(path: Path) -> dict[str, MappedWeight]:
     header = parse_object(path, mapped[8 : 8 + length])
     header.pop("__metadata__", None)
     begin = 8 + length
-    spans = [_span(path, name, entry, begin, size) for name, entry in header.items()]
+    tables = {name for name, entry in header.items() if _is_position_table(name, entry)}
+    spans = [_span(path, name, entry, begin, size) for name, entry in header.items() if name not in tables]
     check_spans(path, spans, begin, size)
-    covered = sum(span.end - span.begin for span in spans)
+    covered = sum(span.end - span.begin for span in spans) + sum(_bytes_of(path, n, header[n]) for n in tables)
     if covered != size - begin:
         raise ModelError(f"{path}: the tensors cover {covered} of {size - begin} bytes of data; the file is damaged")
     data = np.frombuffer(mapped, np.uint8)
     return {span.name: weight(span, path, data) for span in spans}
+
+
+def _is_position_table(name: str, entry: Any) -> bool:
+    """Whether a tensor is the numbers 0, 1, 2, ... that old versions of transformers store with BERT."""
+    return isinstance(entry, dict) and entry.get("dtype") == "I64" and name.endswith("embeddings.position_ids")
+
+
+def _bytes_of(path: Path, name: str, entry: Any) -> int:
+    """Bytes of a tensor that is passed over."""
+    offsets = _naturals(entry.get("data_offsets"))
+    if offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ModelError(f"{path}: tensor {name} has the impossible data_offsets {str(entry.get('data_offsets'))[:60]}")
+    return offsets[1] - offsets[0]
 
 
 def _span(path: Path, name: str, entry: Any, begin: int, size: int) -> Span:
