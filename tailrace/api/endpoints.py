@@ -23,6 +23,7 @@ from tailrace.api.prompts import (
     echoed,
     ids_to_decode,
     most_text,
+    predicted,
     read_prompts,
     refuse_long,
     tokenized,
@@ -95,6 +96,7 @@ async def chat_plan(
     prompt = await chat_prompt(service, body, tools, ready.max_context, parse_special=asked.parse_special)
     reading = service.answers.reading(text, prompt, tools, writes)
     asked = await constrained(service.grammars, text, asked, tools, reading, budget)
+    asked = await predicted(service, text, body, asked, ready.max_context)
     service.need()
     plan = service.plan(asked, [prompt], ready.max_context, prefix, start=True, reading=reading)
     return plan, call_ids(short=writes is not None and text.short_call_ids)

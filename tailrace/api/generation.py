@@ -59,6 +59,7 @@ class Choice:
     finish: str | None = None
     stopped: bool = False
     matched: str | None = None  # the stop string that ended it
+    predicted: tuple[int, int] = (0, 0)  # tokens of the caller's prediction that were tried: accepted and rejected
 
     def message(self, tenant: str, priority: int, deadline: float) -> Submit | Encode:
         """What the engine is sent."""
@@ -81,6 +82,7 @@ class Choice:
         tokens = output.tokens
         self.output_tokens += len(tokens)
         self.cached = max(self.cached, output.cached)
+        self.predicted = output.predicted
         if self.answer is not None:
             return self._taken_apart(self.answer, output)
         text = self._text(output)

@@ -71,7 +71,7 @@ def refuse_unserved(body: Common) -> None:
     """Refuses by name every parameter that is not served, unless its value says what happens anyway."""
     names = ["prompt_cache_key", "prompt_cache_retention", "safety_identifier", "cache_salt"]
     if isinstance(body, Chat):
-        names += ["audio", "prediction", "verbosity", "web_search_options", "chat_template"]
+        names += ["audio", "verbosity", "web_search_options", "chat_template"]
         _refuse_unserved_chat(body)
     for name in names:
         if given(getattr(body, name)) is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Raw, UnsetType
@@ -15,7 +15,7 @@ from msgspec import Raw, UnsetType
 from tailrace.api import schema
 from tailrace.api.messages import for_template, text_size, with_short_ids
 from tailrace.api.params import Asked, check_ids, given, too_long, unsupported
-from tailrace.api.schema import Chat, Completion, Message
+from tailrace.api.schema import Chat, Completion, ContentPart, Message, raw
 from tailrace.api.service import Service
 from tailrace.api.tools import Tools
 from tailrace.terms import InvalidInput
@@ -136,6 +136,32 @@ async def chat_prompt(service: Service, body: Chat, tools: Tools, context: int, 
         raise unsupported("tailrace.parse_special", "is a parameter of /v1/completions: chats mark turns themselves")
     given_to = Conversation(body.messages, tools.offered, body.chat_template_kwargs, body.reasoning_effort)
     return await conversation(service, given_to, context)
+
+
+class Prediction(msgspec.Struct, frozen=True):
+    """What the caller expects to be answered."""
+
+    type: Literal["content"]
+    content: str | list[ContentPart]
+
+
+async def predicted(service: Service, text: Text, body: Chat, asked: Asked, context: int) -> Asked:
+    """With the tokens of the body's `prediction`, if it has one: a guess, which changes no token of the answer."""
+    value = given(body.prediction)
+    if value is None:
+        return asked
+    if not asked.params.guessable:
+        raise unsupported("prediction", "cannot be combined with penalties, min_tokens, or a form of the answer")
+    prediction: Prediction = raw(value, Prediction, "prediction")
+    content = prediction.content
+    if not isinstance(content, str):
+        other = next((part.type for part in content if part.type != "text" or part.text is None), None)
+        if other is not None:
+            raise InvalidInput(f'prediction.content has a part of type "{other}"; only text is', param="prediction")
+        content = "".join(part.text or "" for part in content)
+    refuse_long(len(content), most_text(service, text, context), "prediction")
+    ids = await tokenized(len(content), partial(text.encode_inside, content))
+    return replace(asked, params=msgspec.structs.replace(asked.params, predicted=ids[:context]))
 
 
 def read_prompts(value: Raw | UnsetType, most: int, context: int) -> list[str] | list[list[int]]:

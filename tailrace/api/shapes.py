@@ -35,15 +35,21 @@ class Facts:
     continuous_usage: bool
 
 
-def usage(prompt: int, output: int, cached: int, reasoning: int | None = None) -> dict[str, Any]:
-    """The usage object. `reasoning`: output tokens that were reasoning; None where that is not told apart."""
+def usage(
+    prompt: int, output: int, cached: int, reasoning: int | None = None, predicted: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """The usage object. `reasoning`: output tokens that were reasoning; None where that is not told apart. `predicted`:
+    tokens of the caller's prediction that were tried, accepted and rejected; None where there was none."""
     counts: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
-    return counts if reasoning is None else {**counts, "completion_tokens_details": {"reasoning_tokens": reasoning}}
+    details = {} if reasoning is None else {"reasoning_tokens": reasoning}
+    if predicted is not None:
+        details |= {"accepted_prediction_tokens": predicted[0], "rejected_prediction_tokens": predicted[1]}
+    return {**counts, "completion_tokens_details": details} if details else counts
 
 
 def usage_of(choices: Sequence[Choice], n: int) -> dict[str, Any]:
@@ -54,7 +60,15 @@ def usage_of(choices: Sequence[Choice], n: int) -> dict[str, Any]:
         sum(choice.output_tokens for choice in choices),
         sum(min(choice.cached, len(choice.prompt)) for choice in firsts),
         sum(choice.reasoning_tokens for choice in choices) if any(map(reasons, choices)) else None,
+        predicted(choices),
     )
+
+
+def predicted(choices: Sequence[Choice]) -> tuple[int, int] | None:
+    """Tokens of the prediction that were tried: accepted and rejected; None where there was none."""
+    if not any(choice.params.predicted for choice in choices):
+        return None
+    return sum(choice.predicted[0] for choice in choices), sum(choice.predicted[1] for choice in choices)
 
 
 def reasons(choice: Choice) -> bool:

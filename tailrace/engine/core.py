@@ -463,6 +463,7 @@ class EngineCore:
         """Gives a request its token and, as long as its draft was right, those after it."""
         drafter, draft = request.drafter, chunk.draft
         assert drafter is not None
+        expected = drafter.expecting
         given: list[int] = []
         finish, stop = None, None
         for token in tokens[row : row + len(chunk.drawn)]:
@@ -474,7 +475,7 @@ class EngineCore:
             if finish is not None or at == len(draft) or token != draft[at]:
                 break
         accepted = len(given) - 1
-        drafter.judge(len(draft), accepted)
+        drafter.judge(len(draft), accepted, predicted=expected)
         self._likely |= drafter.ready
         self.drafts += 1
         self.drafted += len(draft)
@@ -797,6 +798,7 @@ class EngineCore:
             item.stop,
             request.cached if first or item.finish is not None else 0,
             request.prompt_logprobs if first else [],
+            predicted=predictions(request) if item.finish is not None else (0, 0),
         )
 
     def _score(self, chunk: Chunk, row: int, result: Result) -> None:
@@ -821,6 +823,12 @@ class EngineCore:
         news = Tokens(self._outputs, self._events, self.gauges)
         self._outputs, self._events = [], []
         return news
+
+
+def predictions(request: Request) -> tuple[int, int]:
+    """Tokens of what the caller expected that were tried: accepted and rejected."""
+    drafter = request.drafter
+    return (drafter.accepted, drafter.rejected) if drafter is not None else (0, 0)
 
 
 def known(seconds: float) -> float:

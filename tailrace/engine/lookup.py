@@ -10,6 +10,7 @@ same bits as steps that compute one each, so the drawn tokens are the same with 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 GRAM = 3
 """Tokens that must be alike for what followed them to be a guess."""
@@ -28,19 +29,42 @@ _MASK = (1 << GRAM * _BITS) - 1
 class Drafter:
     """Follows the tokens of one request, which the caller appends to `tokens`."""
 
-    __slots__ = ("_behind", "_first", "_key", "_need", "_next", "_places", "_tokens", "streak")
+    __slots__ = (
+        "_behind",
+        "_first",
+        "_from",
+        "_key",
+        "_need",
+        "_next",
+        "_places",
+        "_predicted",
+        "_predicted_places",
+        "_tokens",
+        "accepted",
+        "rejected",
+        "streak",
+    )
 
-    def __init__(self, tokens: array[int]) -> None:
+    def __init__(self, tokens: array[int], predicted: Sequence[int] = ()) -> None:
         self._tokens = tokens
+        self._predicted = array("i", predicted)  # what the caller expects to follow the prompt
+        self._predicted_places = _places_of(self._predicted)
+        self.accepted = self.rejected = 0  # tokens of drafts of what the caller expects that came true, or did not
+        self._from = self._predicted if predicted else tokens  # where the guess at the next token is from
         self._places: dict[int, int] = {}  # what follows the last occurrence of so many tokens
-        self._next = -1  # where the guess at the next token is
-        self.streak = 0  # guesses in a row that came true
+        self._next = 0 if predicted else -1  # where the guess is, there
+        self.streak = FIRST_NEED if predicted else 0  # guesses in a row that came true; the caller's word counts
         self._need = FIRST_NEED
         self._behind = len(tokens) - 1  # prompt tokens up to this one are yet to be looked through
         self._first = max(GRAM - 1, len(tokens) - HISTORY)
         self._key = 0
         for token in tokens[-GRAM:]:
             self._key = self._key << _BITS | token
+
+    @property
+    def expecting(self) -> bool:
+        """Whether the next guess is of what the caller expects."""
+        return self._from is self._predicted
 
     @property
     def ready(self) -> bool:
@@ -54,9 +78,11 @@ class Drafter:
         token = tokens[at]
         guess = self._next
         if guess >= 0:
-            if tokens[guess] == token:
+            if self._from[guess] == token:
                 self.streak += 1
                 self._next = guess + 1
+                if self._from is self._predicted and guess + 1 == len(self._predicted):
+                    guess = -1  # it has come to its end
             else:
                 self.streak = 0
                 guess = -1
@@ -64,22 +90,31 @@ class Drafter:
         if self._behind >= self._first:
             self._look_back()
         if guess < 0:
-            self._next = places.get(key, -1)
+            self._next = self._predicted_places.get(key, -1)
+            self._from = self._predicted
+            if self._next < 0:
+                self._next = places.get(key, -1)
+                self._from = tokens
         places[key] = at + 1
 
     def draft(self, count: int) -> list[int]:
         """At most `count` tokens that are likely to follow; none where nothing is."""
-        tokens, begin = self._tokens, self._next
-        known = len(tokens)
+        source, begin = self._from, self._next
+        known, count = len(source), min(count, MOST, self.streak)
         drafted: list[int] = []
         if begin >= 0:
-            for at in range(begin, begin + min(count, MOST, self.streak)):
-                drafted.append(tokens[at] if at < known else drafted[at - known])
+            if source is self._predicted:
+                return source[begin : begin + count].tolist()
+            for at in range(begin, begin + count):
+                drafted.append(source[at] if at < known else drafted[at - known])
         return drafted
 
-    def judge(self, drafted: int, accepted: int) -> None:
-        """So many tokens of a draft came true."""
-        if 2 * accepted < drafted:
+    def judge(self, drafted: int, accepted: int, *, predicted: bool = False) -> None:
+        """So many tokens of a draft came true. `predicted`: it was what the caller expects."""
+        if predicted:
+            self.accepted += accepted
+            self.rejected += drafted - accepted
+        elif 2 * accepted < drafted:
             self._need = min(LARGEST_NEED, 2 * self._need)
         elif accepted == drafted:
             self._need = max(FIRST_NEED, self._need - 1)
@@ -93,3 +128,14 @@ class Drafter:
             key = (tokens[at - 2] << _BITS | tokens[at - 1]) << _BITS | tokens[at]
             places.setdefault(key, at + 1)
         self._behind = first - 1
+
+
+def _places_of(tokens: array[int]) -> dict[int, int]:
+    """What follows the first occurrence of so many tokens in a row."""
+    places: dict[int, int] = {}
+    key = 0
+    for at, token in enumerate(tokens[:-1]):
+        key = (key << _BITS | token) & _MASK
+        if at >= GRAM - 1:
+            places.setdefault(key, at + 1)
+    return places

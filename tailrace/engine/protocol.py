@@ -44,6 +44,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: int = -1  # -1: none; 0: of the chosen token; n: of the n likeliest too
     prompt_logprobs: int = -1  # the same for the prompt's tokens (completions' echo)
     grammar: Grammar | None = None  # what the text must match; it ends (finish "stop") when nothing can follow
+    predicted: list[int] = []  # what the caller expects to be drawn: a guess, which changes no token
 
     @property
     def penalised(self) -> bool:
@@ -143,6 +144,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     cached: int = 0  # prompt tokens taken from the prefix cache; set with the first token and with finish
     prompt_logprobs: list[TokenLogprob | None] = []  # once, with the first token, when asked for
     error: str = ""  # with finish "error": a code, a colon, and what was wrong
+    predicted: tuple[int, int] = (0, 0)  # with finish: tokens of the prediction that were tried: accepted, and rejected
     vectors: bytes = b""  # with finish "stop" of an `Encode`: float32 [texts, width], in the machine's order
 
 

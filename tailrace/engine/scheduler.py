@@ -166,7 +166,7 @@ class Scheduler:
         request = Request(submit, seq=self._arrivals, arrived=now, chain=chain)
         request.protected = self.config.max_preemptions == 0
         if self.config.draft_tokens and submit.params.guessable:
-            request.drafter = Drafter(request.tokens)
+            request.drafter = Drafter(request.tokens, submit.params.predicted)
         request.tag = self._fair.tag(request.tenant, request.limit)
         if request.deadline:
             heapq.heappush(self._deadlines, (request.deadline, request.seq, request))

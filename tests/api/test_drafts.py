@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import openai
 import pytest
 
 from tests.api.conftest import Running, serving
@@ -61,3 +62,47 @@ def test_drafts_are_counted(servers: tuple[Running, Running]) -> None:
     steps = answer["tailrace"]["timeline"]["steps"]["decode"]
     assert steps == answer["usage"]["completion_tokens"] - 1 - accepted
     assert [plain.metric(PREFIX + name) for name in names] == [0, 0, 0]
+
+
+SENTENCE = "Nobody remembered who had built the first dam; the stones were older than the church."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prediction_is_told_in_the_usage(servers: tuple[Running, Running], stream: bool) -> None:
+    quick, plain = (openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") for server in servers)
+    asked: dict[str, Any] = {"model": "stand", "messages": [{"role": "user", "content": SENTENCE}], "temperature": 0}
+    expected = {"type": "content", "content": [{"type": "text", "text": SENTENCE.replace("first", "last")}]}
+    truth = plain.chat.completions.create(**asked)
+    if stream:
+        chunks = list(
+            quick.chat.completions.create(
+                **asked, prediction=expected, stream=True, stream_options={"include_usage": True}
+            )
+        )
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        usage = chunks[-1].usage
+    else:
+        answer = quick.chat.completions.create(**asked, prediction=expected)
+        text, usage = answer.choices[0].message.content, answer.usage
+    assert text == truth.choices[0].message.content == SENTENCE
+    details = usage.completion_tokens_details
+    assert details.accepted_prediction_tokens > 25  # bytes; after the difference the prompt itself is as good a guess
+    assert 0 < details.rejected_prediction_tokens < 8
+    assert truth.usage.completion_tokens_details is None
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"prediction": {"type": "image", "content": "x"}},
+        {"prediction": {"type": "content", "content": [{"type": "image_url"}]}},
+        {"prediction": {"type": "content", "content": "x"}, "frequency_penalty": 0.5},
+        {"prediction": {"type": "content", "content": "x"}, "response_format": {"type": "json_object"}},
+        {"prediction": "x"},
+    ],
+)
+def test_predictions_that_are_refused(servers: tuple[Running, Running], more: dict[str, Any]) -> None:
+    body = {"model": "stand", "messages": [{"role": "user", "content": "x"}], **more}
+    answer = servers[0].post("/v1/chat/completions", body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "prediction"

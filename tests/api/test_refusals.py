@@ -49,7 +49,6 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("store", True),
     ("modalities", ["text", "audio"]),
     ("audio", {"voice": "x"}),
-    ("prediction", {"type": "content"}),
     ("reasoning_effort", "low"),
     ("verbosity", "low"),
     ("web_search_options", {}),

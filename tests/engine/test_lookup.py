@@ -232,3 +232,53 @@ def test_a_step_that_fails_within_a_draft_fails_its_request_alone() -> None:
     driver.run()
     driver.assert_alone()
     driver.assert_at_rest()
+
+
+def test_what_the_caller_expects_is_tried_at_once() -> None:
+    predicted = list(range(100, 130))
+    drafter = Drafter(array("i", [1, 2, 3]), predicted)
+    assert drafter.ready
+    assert drafter.expecting
+    assert drafter.draft(3) == [100, 101, 102]
+
+
+def test_it_is_found_again_after_a_difference_and_has_an_end() -> None:
+    predicted = list(range(100, 130))
+    tokens = array("i", [1, 2, 3])
+    drafter = Drafter(tokens, predicted)
+    for token in [100, 101, 7, 8, *range(104, 128)]:
+        tokens.append(token)
+        drafter.follow()
+    assert drafter.ready
+    assert drafter.draft(7) == [128, 129]
+    for token in (128, 129):
+        tokens.append(token)
+        drafter.follow()
+    assert not drafter.expecting
+
+
+@pytest.mark.parametrize("wrong", [None, 0, 20, 40])
+def test_a_prediction_changes_no_token(wrong: int | None) -> None:
+    plain = Driver(EngineConfig(), vocab=512)
+    plain.submit("r", [1, 2, 3], 60)
+    plain.run()
+    predicted = list(plain.tokens["r"])
+    if wrong is not None:
+        predicted[wrong] = (predicted[wrong] + 1) % 512
+    driver = Driver(EngineConfig(), vocab=512)
+    driver.submit("r", [1, 2, 3], 60, predicted=predicted)
+    driver.run()
+    driver.assert_alone()
+    driver.assert_at_rest()
+    accepted, rejected = driver.last["r"].predicted
+    assert driver.core.steps == plain.core.steps - accepted
+    assert accepted > (45 if wrong is None else 25)
+    assert rejected <= (0 if wrong in (None, 0) else MOST)
+
+
+def test_a_prediction_that_is_all_wrong_costs_next_to_nothing() -> None:
+    driver = Driver(EngineConfig(), vocab=512)
+    driver.submit("r", [1, 2, 3], 60, predicted=list(range(300, 400)))
+    driver.run()
+    driver.assert_alone()
+    assert driver.last["r"].predicted == (0, 0)  # the first token was another, so nothing was tried

@@ -314,6 +314,24 @@ float fused(const Matrix &m, const Rounded &x, int64_t r, int64_t column, int64_
     return sum;
 }
 
+// One row and tiles in any order, some of them more than once, however many side by side: the bits of one tile after the other.
+void check_row_int(const Kernels &k, const Matrix &m, const Quantised &x, int64_t row, Random &random) {
+    const int64_t all = m.w.n / LANES, count = random.between(1, 3 * all);
+    std::vector<const uint8_t *> tiles;
+    std::vector<float> found(size_t(count * LANES)), wanted(found);
+    std::vector<float *> out;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t tile = random.below(all);
+        tiles.push_back(m.w.data + size_t(tile) * m.w.tile_bytes());
+        out.push_back(found.data() + i * LANES);
+        k.gemm_int(m.w, tile, x, row, 1, {wanted.data() + i * LANES, LANES, nullptr, false}, nullptr);
+    }
+    for (int64_t side = 1; side <= (k.streams > 1 ? k.streams + 1 : 1); side++) {
+        k.row_int(m.w, count, side, tiles.data(), x, row, out.data());
+        same("side by side", found, wanted);
+    }
+}
+
 void test_gemm_int(Pair p) {
     Random random{2};
     for (const char *format : {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"})
@@ -332,6 +350,7 @@ void test_gemm_int(Pair p) {
                 const auto run = [&](const Kernels &kernels, int64_t tile, int64_t row0, int64_t count, const Output &out) {
                     kernels.gemm_int(m.w, tile, x.view, row0, count, out, scratch.data());
                 };
+                if (rows == 1) check_row_int(p.k, m, x.view, row0, random);
                 const auto oracle = [&](int64_t r, int64_t column, double &size) {
                     double sum = 0.0;
                     for (int64_t b = 0; b < k / 16; b++) { // the smallest piece with a scale
@@ -545,7 +564,8 @@ struct Cache {
         for (size_t i = 0; i < keys.size(); i++) keys[i] = i % 2 ? 0x7f : 0xff;
         for (size_t i = 0; i < values.size(); i++) values[i] = i % 2 ? 0x7f : 0xff;
     }
-    Kv kv() { return {kept_key, kept_value, keys.data(), values.data()}; }
+    Kv kv() { return {kept_key, kept_value, keys.data(), values.data(), pages()}; }
+    int64_t pages() const { return int64_t(table.size()); }
     int64_t slot(int64_t position) const { return int64_t(table[size_t(position / PAGE)]) * PAGE + position % PAGE; }
     // The scale of dimension d at a position in the page, and its minimum.
     double scale(Kept kept, const uint8_t *block, int at, int d, double &minimum) const {
@@ -555,7 +575,7 @@ struct Cache {
     std::vector<double> key(int64_t position, int head) const {
         const int64_t s = slot(position);
         const int at = int(s % PAGE);
-        const uint8_t *block = keys.data() + (s / PAGE * kv_heads + head) * key_block(kept_key, head_dim), *data = block + kept_header(kept_key, head_dim);
+        const uint8_t *block = keys.data() + (head * pages() + s / PAGE) * key_block(kept_key, head_dim), *data = block + kept_header(kept_key, head_dim);
         std::vector<double> x(static_cast<size_t>(head_dim));
         for (int d = 0; d < head_dim; d++) {
             double minimum;
@@ -574,7 +594,7 @@ struct Cache {
     std::vector<double> value(int64_t position, int head) const {
         const int64_t s = slot(position), dim = padded_dim(head_dim);
         const int at = int(s % PAGE);
-        const uint8_t *block = values.data() + (s / PAGE * kv_heads + head) * value_block(kept_value, head_dim);
+        const uint8_t *block = values.data() + (head * pages() + s / PAGE) * value_block(kept_value, head_dim);
         const uint8_t *data = block + kept_header(kept_value, head_dim);
         std::vector<double> x(static_cast<size_t>(head_dim));
         for (int d = 0; d < head_dim; d++) {
