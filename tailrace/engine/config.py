@@ -183,4 +183,4 @@ class EngineConfig:
     @property
     def max_wanted(self) -> int:
         """Most rows of logits that one step asks for."""
-        return max(self.max_running, self.draft_rows if self.draft_tokens else 0) + self.scored_rows
+        return self.max_running + (max(0, self.draft_rows - 1) if self.draft_tokens else 0) + self.scored_rows

@@ -21,7 +21,7 @@ FIRST_NEED, LARGEST_NEED = 4, 64
 AT_A_TIME = 64
 """Prompt tokens that are looked through for every token drawn, so that a long prompt delays no step."""
 HISTORY = 1 << 15
-"""Prompt tokens that are looked through at most, from its end."""
+"""Prompt tokens that are looked through at most, from its end; and tokens of a prediction, from its beginning."""
 _BITS = 21
 _MASK = (1 << GRAM * _BITS) - 1
 
@@ -47,7 +47,7 @@ class Drafter:
 
     def __init__(self, tokens: array[int], predicted: Sequence[int] = ()) -> None:
         self._tokens = tokens
-        self._predicted = array("i", predicted)  # what the caller expects to follow the prompt
+        self._predicted = array("i", predicted[:HISTORY])  # what the caller expects to follow the prompt
         self._predicted_places = _places_of(self._predicted)
         self.accepted = self.rejected = 0  # tokens of drafts of what the caller expects that came true, or did not
         self._from = self._predicted if predicted else tokens  # where the guess at the next token is from
@@ -82,7 +82,7 @@ class Drafter:
                 self.streak += 1
                 self._next = guess + 1
                 if self._from is self._predicted and guess + 1 == len(self._predicted):
-                    guess = -1  # it has come to its end
+                    self.streak, guess = 0, -1  # it has come to its end
             else:
                 self.streak = 0
                 guess = -1

@@ -256,9 +256,9 @@ class Scheduler:
 
     def _draft(self, plan: Plan) -> None:
         """Adds what is likely to follow to decodes whose token is known, as far as there is room: no request gives
-        way to a guess."""
+        way to a guess, so half of what is left of the step is left for prompts and late decodes."""
         config = self.config
-        rows = min(config.draft_rows - plan.decodes - plan.drafted, config.step_tokens - plan.tokens)
+        rows = min(config.draft_rows - plan.decodes - plan.drafted, (config.step_tokens - plan.tokens) // 2)
         if not config.draft_tokens or rows < 1:
             return
         ready = [c for c in plan.chunks.values() if c.decode and not c.draft and _can_draft(c)]
@@ -272,7 +272,7 @@ class Scheduler:
 
     def _vacant(self, request: Request, end: int) -> int:
         """Positions from `end` on that its pages have room for, with one more page if it can be had."""
-        wanted = end + self.config.draft_tokens
+        wanted = min(end + self.config.draft_tokens, request.limit - 1)
         if not request.tables and wanted > len(request.pages) * PAGE_SIZE and self._make_room(1):
             request.pages += self.pool.take(1)
         return min(len(table) for table in (request.pages, *(t.pages for t in request.tables))) * PAGE_SIZE - end

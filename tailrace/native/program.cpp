@@ -18,6 +18,7 @@ constexpr int64_t FEW_ROWS = 4;      // rows up to which a step is bound by memo
 constexpr int64_t ASIDE_ROWS = 32;   // rows up to which products are computed aside
 constexpr int64_t PANEL = 128;       // rows of one task of a product: their activations stay in the core's cache
 constexpr int64_t MOST_TILES = 16;   // tiles of one task of a product
+constexpr int64_t MOST_SPREAD = 4 * (MOST_TILES + 4); // tiles of one task that is spread, where runs are uneven
 constexpr int64_t PATIENCE = 15000;   // nanoseconds, besides two tasks' time, before a waiting thread takes over a task
 constexpr int64_t SLAB = 64;         // wanted rows whose logits are held at once
 constexpr int64_t QUERY_ROWS = 48;   // (query, head) rows of one attention task
@@ -485,12 +486,11 @@ bool Program::work_gate(const Stage &stage, Progress &p, int64_t task, uint32_t 
 
 // One row's product whose task's tiles are spread. False where another thread has put the result in place.
 bool Program::work_spread(const Stage &stage, Progress &p, uint32_t task, uint32_t step, int thread) {
-    constexpr int64_t MOST = 4 * (MOST_TILES + 4);
     const Op &op = *stage.first;
     const Input x = input(op.x, 1);
-    float *aside = aside_[size_t(thread)].data(), *out[MOST];
-    const uint8_t *tiles[MOST];
-    int64_t units[MOST];
+    float *aside = aside_[size_t(thread)].data(), *out[MOST_SPREAD];
+    const uint8_t *tiles[MOST_SPREAD];
+    int64_t units[MOST_SPREAD];
     const int64_t count = spread(stage, task, units);
     const Packed &w = weights_[size_t(op.segments[0].weight)];
     if (op.code == Code::Gate) {
@@ -832,7 +832,7 @@ void Program::size_stages() {
         progress_[i].lanes = lanes_.get() + size_t(threads_) * i;
     }
     const int64_t rows = std::min(std::max(ASIDE_ROWS * MOST_TILES, PANEL * 4), max_tokens_ * MOST_TILES);
-    aside_floats_ = size_t(rows * LANES);
+    aside_floats_ = size_t(std::max(rows, MOST_SPREAD) * LANES);
 }
 
 // Lists the operations of the next step that have work, and makes it the current one. Most steps are like the one before,

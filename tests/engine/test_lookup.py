@@ -282,3 +282,37 @@ def test_a_prediction_that_is_all_wrong_costs_next_to_nothing() -> None:
     driver.run()
     driver.assert_alone()
     assert driver.last["r"].predicted == (0, 0)  # the first token was another, so nothing was tried
+
+
+def test_a_prediction_that_has_ended_is_no_guess() -> None:
+    tokens = array("i", [1, 2, 3])
+    drafter = Drafter(tokens, list(range(100, 130)))
+    for token in range(100, 160):
+        tokens.append(token)
+        drafter.follow()
+        assert drafter.ready == (token < 129)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_end_of_the_context(seed: int) -> None:
+    """No page is taken that the request can never use: the block tables end there."""
+    driver = Driver(EngineConfig(kv_tokens=1024, max_context=64, step_tokens=64), vocab=40, period=1 + seed % 4)
+    for n in range(3):
+        driver.submit(f"r{n}", [seed, n, *range(20, 20 + n)], 64 - 2 - n)
+    driver.run()
+    driver.assert_alone()
+    driver.assert_at_rest()
+    assert {driver.finish_of(f"r{n}") for n in range(3)} == {"length"}
+
+
+def test_a_small_step_keeps_room_for_prompts() -> None:
+    driver = Driver(EngineConfig(step_tokens=8, prefix_cache=False), vocab=40, period=PERIOD)
+    driver.submit("loop", list(range(20, 20 + PERIOD)), 400)
+    for _ in range(60):
+        driver.step()
+    driver.submit("late", list(range(5, 35)), 1)
+    for _ in range(30):
+        driver.step()
+    assert driver.finish_of("late") == "length"
+    driver.run()
+    driver.assert_alone()
