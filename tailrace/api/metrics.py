@@ -410,7 +410,7 @@ class _Families:
             ("pages", f"KV pages {at}{known}.", now.pages),
             ("bytes", f"Bytes of the KV pages {at}{known}.", now.bytes),
             ("queued", "KV pages that wait to be stored.", now.queued),
-            ("writable", "1 unless the last page could not be written.", float(now.writable)),
+            ("writable", "1 while it takes pages: 0 once one could not be written.", float(now.writable)),
             ("up", "1 while it answers.", float(now.up)),
         ):
             if name not in lacks:

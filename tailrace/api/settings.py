@@ -267,7 +267,11 @@ class Settings:
                     f"--kv-policy ttl promises to forget prompts, and {flag} keeps them: choose one", param="kv_policy"
                 )
         if self.kv_disk_bytes < 1:
-            raise InvalidInput(f"kv_disk_bytes must be at least 1, not {self.kv_disk_bytes}", param="kv_disk_bytes")
+            raise InvalidInput(f"--kv-disk-bytes must be at least 1, not {self.kv_disk_bytes}", param="kv_disk_bytes")
+        if self.kv_disk is None and self.kv_disk_bytes != Settings.kv_disk_bytes:
+            raise InvalidInput("--kv-disk-bytes goes with --kv-disk, which is not given", param="kv_disk_bytes")
+        if self.kv_valkey is None and self.kv_valkey_ttl != Settings.kv_valkey_ttl:
+            raise InvalidInput("--kv-valkey-ttl goes with --kv-valkey, which is not given", param="kv_valkey_ttl")
         if not 0 <= self.kv_valkey_ttl < 1e9:
             raise InvalidInput(
                 f"--kv-valkey-ttl is a number of seconds, or 0 for no end, not {self.kv_valkey_ttl}",

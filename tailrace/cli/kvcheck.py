@@ -292,7 +292,7 @@ class Check:
             now = self._counters()
             count = risen(self._first, now, f"{series}stored_total")
             if count >= wanted:
-                return Finding(about, "ok", f"the {wanted} pages of the prompt were stored")
+                return Finding(about, "ok", f"all full pages of the prompt were stored ({wanted})")
             if now.get(f"{series}up") == 0:
                 return Finding(about, "failed", "its server does not answer (the log says why) and is tried again from "
                                "time to time")  # fmt: skip

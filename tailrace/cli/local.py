@@ -89,7 +89,7 @@ def _insist(client: Client) -> None:
     try:
         client.get("/health")
     except Unreachable as error:
-        raise Unreachable(f"{error} Start one: tailrace serve. Or leave --url out, and one is started.") from error
+        raise Unreachable(f"{error} Start one: tailrace serve. Or name no URL, and one is started.") from error
     except ServerError as error:
         if error.status == 503:
             raise TailraceError(f"The server at {client.url} is not ready: {error}") from error

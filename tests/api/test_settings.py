@@ -58,6 +58,8 @@ def test_a_file_of_keys_is_enough_for_other_hosts(tmp_path: Path) -> None:
         {"kv_tenant_share": 0.0},
         {"kv_disk_bytes": 0},
         {"kv_key_file": "key"},
+        {"kv_disk_bytes": 1 << 30},
+        {"kv_valkey_ttl": 60.0},
         {"kv_valkey": "host:6379", "kv_key_file": "key"},
         {"kv_valkey": "http://host", "kv_key_file": "key"},
         {"kv_valkey": "valkey://", "kv_key_file": "key"},

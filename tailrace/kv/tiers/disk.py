@@ -78,7 +78,9 @@ class DiskTier:
         self._data = bytearray(page_bytes)
         self._size = -(-self._seal.entry_bytes // BLOCK) * BLOCK
         if most_bytes < self._size:
-            raise InvalidInput(f"kv_disk_bytes is {most_bytes}, and one page takes {self._size}", param="kv_disk_bytes")
+            raise InvalidInput(
+                f"--kv-disk-bytes is {most_bytes}, and one page takes {self._size} bytes", param="kv_disk_bytes"
+            )
         self._scan()
 
     # --- asked by any thread
