@@ -69,9 +69,13 @@ async def record(service: Service, exchange: Exchange, seconds: float | None, st
     client.on_spans = recorder.take
     recorder.begin()
     incarnation = client.incarnation
+
+    def over() -> bool:
+        return client.incarnation != incarnation or client.state != "ready" or exchange.lost
+
     try:
         client.profile(steps)
-        await _until(recorder, seconds or MOST_SECONDS, lambda: client.incarnation != incarnation or exchange.lost)
+        await _until(recorder, seconds or MOST_SECONDS, over)
         client.end_profile()
         await _until(recorder, GRACE, lambda: client.state != "ready")
     finally:

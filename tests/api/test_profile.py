@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tailrace.api import schema
+from tailrace.api.exchange import Exchange
+from tailrace.api.profile import Recorder
 from tailrace.engine.process import warm_up
 from tailrace.engine.profile import Profile
 from tailrace.engine.protocol import Spans
@@ -152,3 +158,30 @@ def test_a_profile_that_gets_too_long_is_cut() -> None:
     assert pieces[-1].done
     assert pieces[-1].cut
     assert sum(len(piece.spans) for piece in pieces) < 20
+
+
+def test_nothing_is_left_of_a_profile_in_the_api_process() -> None:
+    def add(events: Any) -> None: ...
+
+    def handler(*_: Any, **__: Any) -> None: ...
+
+    book = SimpleNamespace(add=add, open=handler)
+    text = SimpleNamespace(encode=handler, encode_chat=handler)
+    client = SimpleNamespace(_receive=handler, submit=handler)
+    service: Any = SimpleNamespace(book=book, text=text, client=client, settle=handler)
+    owners = (book, text, client, service, Exchange, schema)
+    before = [dict(vars(owner)) for owner in owners]
+    recorder = Recorder(service)
+    recorder.begin()
+    assert vars(Exchange)["write_now"] is not before[4]["write_now"]
+    recorder.end()
+    recorder.end()
+    assert [dict(vars(owner)) for owner in owners] == before
+
+
+def test_an_engine_that_is_killed_ends_the_profile_with_what_there_is() -> None:
+    with serving(**KEYS) as server, ThreadPoolExecutor(1) as pool:
+        made = pool.submit(profile, server, seconds=30)
+        until(lambda: server.get("/admin/state", headers=OPERATOR).json()["profiling"], "the profile to run")
+        os.kill(server.engine, signal.SIGKILL)
+        check_format(made.result(10).json())

@@ -190,3 +190,22 @@ def test_the_real_model_gives_its_memory_back_and_wakes_with_the_same_bits(smoll
         assert asleep < 60 << 20
         post(server, "/admin/wake")
         assert ask(server, **wanted)["choices"] == before
+
+
+def test_a_request_waits_no_longer_for_a_wake_than_it_is_to_and_a_drain_answers_those_that_wait() -> None:
+    late = {"loader": "tests.api.stand:load_late", "wake_on_request": "always"}  # takes 1.5 s to start
+    with serving(**{**KEYS, **late}, timeouts={"wake": 0.2}) as server:
+        post(server, "/admin/sleep", {})
+        refused = server.post("/v1/chat/completions", CHAT, headers=USER)
+        assert refused.status_code == 503
+        assert "did not wake up within 0.2 s" in refused.json()["error"]["message"]
+        assert refused.headers["retry-after"]
+        until(lambda: state(server)["sleep"]["state"] == "awake", "the wake to end all the same")
+        assert ask(server)["choices"]
+    with serving(**{**KEYS, **late}) as server, ThreadPoolExecutor(1) as pool:
+        post(server, "/admin/sleep", {})
+        waiting = pool.submit(server.post, "/v1/chat/completions", CHAT, headers=USER)
+        until(lambda: state(server)["sleep"]["waiting"], "the request to wait")
+        server.process.send_signal(signal.SIGTERM)
+        assert waiting.result().status_code == 503
+        assert server.wait() == 0
