@@ -16,14 +16,35 @@ from tailrace.api.endpoints import read
 from tailrace.api.errors import HttpError
 from tailrace.api.exchange import Exchange
 from tailrace.api.service import LogLevel, Plan, Service, who
+from tailrace.api.sleep import Running
+from tailrace.engine.client import EngineLog
 from tailrace.ledger.log import admin_line
 from tailrace.ledger.timeline import as_json
+from tailrace.terms import InvalidInput
 
 
 class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """POST /admin/abort. `request` is what an answer has as its id, or the x-request-id of a call."""
+    """POST /admin/abort: one of these. `request` is what an answer has as its id, or the x-request-id of a call;
+    `tenant` and `key` are what GET /admin/requests says."""
 
-    request: str
+    request: str | None = None
+    tenant: str | None = None
+    key: str | None = None
+    all: bool = False
+
+
+class Asleep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /admin/sleep. What becomes of requests that run: with "refuse" there is no sleep while there are some."""
+
+    level: int = 1
+    running: Running = "refuse"
+
+
+class Profiled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /admin/profile: how long, in seconds, in steps, or both: whichever ends first."""
+
+    seconds: float | None = None
+    steps: int | None = None
 
 
 class Pause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,9 +54,10 @@ class Pause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Level(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """POST /admin/log_level."""
+    """POST /admin/log_level. `level` is of what the API writes, `engine` of the engine process's own log."""
 
-    level: LogLevel
+    level: LogLevel | None = None
+    engine: EngineLog | None = None
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,6 +67,8 @@ class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 ABORT = msgspec.json.Decoder(Abort)
 PAUSE = msgspec.json.Decoder(Pause)
 LEVEL = msgspec.json.Decoder(Level)
+SLEEP = msgspec.json.Decoder(Asleep)
+PROFILE = msgspec.json.Decoder(Profiled)
 NOTHING = msgspec.json.Decoder(Nothing)
 
 
@@ -70,6 +94,9 @@ async def state(service: Service, exchange: Exchange) -> None:
         "paused": service.paused,
         "draining": service.draining,
         "log_level": service.log_level,
+        "engine_log_level": service.client.log_level,
+        "sleep": _sleep_facts(service),
+        "profiling": service.client.on_spans is not None,
         "requests": len(service.exchanges),
         "running": gauges.running,
         "waiting": gauges.waiting,
@@ -117,14 +144,28 @@ def _row(service: Service, plan: Plan, exchange: Exchange) -> dict[str, Any]:
 
 
 async def abort(service: Service, exchange: Exchange) -> None:
-    """POST /admin/abort: ends one request; its client gets an error. 404 where it does not run."""
+    """POST /admin/abort: ends one request, those of a tenant or key, or all; their clients get an error. 404 where the
+    one does not run."""
     wanted = await body(service, exchange, ABORT)
-    found = _named(service, wanted.request)
-    if not found:
-        raise _unknown(wanted.request, "is running")
-    for _, plan in found:
-        plan.generation.fail(_aborted())
-    await answer(service, exchange, "abort", aborted=[plan.name for _, plan in found])
+    given = [name for name in ("request", "tenant", "key") if getattr(wanted, name) is not None]
+    given += ["all"] if wanted.all else []
+    if len(given) != 1:
+        raise InvalidInput("give one of request, tenant, key, or all as true", param=given[1] if given else "request")
+    if wanted.request is not None:
+        found = [one for one, _ in _named(service, wanted.request)]
+        if not found:
+            raise _unknown(wanted.request, "is running")
+    else:
+        found = [one for one in service.exchanges if wanted.all or _of(one, wanted)]
+    aborted = service.abort(found)
+    await answer(service, exchange, "abort", of=given[0], aborted=aborted)
+
+
+def _of(exchange: Exchange, wanted: Abort) -> bool:
+    caller = exchange.caller
+    if caller is None:
+        return False
+    return caller.group == wanted.tenant if wanted.tenant is not None else caller.key == wanted.key
 
 
 async def pause(service: Service, exchange: Exchange) -> None:
@@ -132,8 +173,7 @@ async def pause(service: Service, exchange: Exchange) -> None:
     wanted = await body(service, exchange, PAUSE)
     service.paused = True
     if wanted.running == "abort":
-        for plan in service.exchanges.values():
-            plan.generation.fail(_aborted())
+        service.abort(list(service.exchanges))
     await answer(service, exchange, "pause", requests=len(service.exchanges))
 
 
@@ -153,19 +193,108 @@ async def drain(service: Service, exchange: Exchange) -> None:
 
 async def reset_prefix_cache(service: Service, exchange: Exchange) -> None:
     """POST /admin/reset_prefix_cache: no request that comes after finds what was cached before, but for pages that
-    running requests hold. 503 while there is no engine."""
+    running requests hold. 503 while there is no engine; one that sleeps has forgotten them."""
     await body(service, exchange, NOTHING)
-    service.need()
+    service.need(engine=False)
     service.client.reset_prefix()
     await answer(service, exchange, "reset_prefix_cache")
 
 
 async def log_level(service: Service, exchange: Exchange) -> None:
-    """POST /admin/log_level: "off", "requests" (a line each, without text) or "prompts" (with what was asked)."""
+    """POST /admin/log_level: "off", "requests" (a line each, without text) or "prompts" (with what was asked); and what
+    the engine process says of itself, from "debug" (a line each step) to "error"."""
     wanted = await body(service, exchange, LEVEL)
-    before, service.log_level = service.log_level, wanted.level
-    service.write_log(admin_line({"verb": "log_level", **who(exchange), "from": before, "to": wanted.level}))
-    await exchange.answer(200, msgspec.json.encode({"status": "ok", "level": wanted.level}))
+    if wanted.level is None and wanted.engine is None:
+        raise InvalidInput("give level, engine or both", param="level")
+    before = {"from": service.log_level, "engine_from": service.client.log_level}
+    if wanted.level is not None:
+        service.log_level = wanted.level
+    if wanted.engine is not None:
+        service.client.set_log_level(wanted.engine)
+    now = {"level": service.log_level, "engine": service.client.log_level}
+    after = {"to": now["level"], "engine_to": now["engine"]}
+    service.write_log(admin_line({"verb": "log_level", **who(exchange), **before, **after}))
+    await exchange.answer(200, msgspec.json.encode({"status": "ok", **now}))
+
+
+def _sleep_facts(service: Service) -> dict[str, Any]:
+    """`since_s`: seconds since the state was entered; `cause`, of the sleep that is or was the last; `last_wake_ms`:
+    what waking up took."""
+    if service.slept == "awake" and not service.client.wakes:
+        return {"state": "awake", "sleeps": 0, "wakes": 0}
+    sleeper = service.sleeper
+    return {
+        "state": sleeper.state,
+        "cause": sleeper.cause,
+        "since_s": round(time.monotonic() - sleeper.since, 3),
+        "sleeps": sleeper.sleeps,
+        "wakes": sleeper.wakes,
+        "last_wake_ms": round(sleeper.last_wake * 1000) if sleeper.wakes else None,
+        "waiting": sleeper.waiting,
+    }
+
+
+async def sleep(service: Service, exchange: Exchange) -> None:
+    """POST /admin/sleep, and vLLM's /sleep?level=1&mode=...: gives the engine's memory back. 409 where requests run."""
+    query = _query(exchange, "level", "mode")
+    wanted = await body(service, exchange, SLEEP)
+    level, running = wanted.level, wanted.running
+    if "level" in query:
+        level = int(query["level"]) if query["level"].isdigit() else -1
+    if "mode" in query:
+        if query["mode"] not in MODES:
+            raise InvalidInput(f"mode must be abort or wait, not {query['mode'][:40]!r}", param="mode")
+        running = MODES[query["mode"]]
+    if level != 1:
+        raise InvalidInput("there is one level of sleep, 1: all memory is given back", param="level")
+    slept = await service.sleeper.sleep(running, "operator")
+    await answer(service, exchange, "sleep", state=service.slept, already=not slept)
+
+
+async def wake(service: Service, exchange: Exchange) -> None:
+    """POST /admin/wake, and vLLM's /wake_up: answers when the engine is ready. 503 where it does not start."""
+    _query(exchange)
+    await body(service, exchange, NOTHING)
+    woken = await service.sleeper.wake()
+    facts = {"wake_ms": round(service.sleeper.last_wake * 1000)} if woken else {}
+    await answer(service, exchange, "wake", state=service.slept, already=not woken, **facts)
+
+
+async def is_sleeping(service: Service, exchange: Exchange) -> None:
+    """GET /admin/is_sleeping, and vLLM's /is_sleeping."""
+    await exchange.answer(200, msgspec.json.encode({"is_sleeping": service.slept in ("asleep", "falling_asleep")}))
+
+
+async def profile(service: Service, exchange: Exchange) -> None:
+    """POST /admin/profile: a trace of what engine, API and requests do from now on, when it is complete. 409 while
+    another is made."""
+    from tailrace.api import profile as profiles
+
+    wanted = await body(service, exchange, PROFILE)
+    profiles.check(wanted.seconds, wanted.steps)
+    service.need()
+    data = await profiles.record(service, exchange, wanted.seconds, wanted.steps or 0)
+    service.told("profile", http_request=exchange.id, **who(exchange), bytes=len(data))
+    rows = [
+        (b"content-type", b"application/json"),
+        (b"content-disposition", b'attachment; filename="tailrace-trace.json"'),
+    ]
+    await exchange.answer(200, data, rows)
+
+
+MODES: dict[str, Running] = {"abort": "abort", "wait": "finish"}
+"""vLLM's words for what becomes of requests that run."""
+
+
+def _query(exchange: Exchange, *known: str) -> dict[str, str]:
+    """The parameters in the address. Raises InvalidInput for those that are not known."""
+    from urllib.parse import parse_qsl
+
+    found = dict(parse_qsl(exchange.query.decode("latin-1"), keep_blank_values=True))
+    for name in found:
+        if name not in known:
+            raise InvalidInput(f"the parameter {name[:40]!r} is not known here", param=name[:64])
+    return found
 
 
 def _named(service: Service, name: str) -> list[tuple[Exchange, Plan]]:
@@ -179,12 +308,6 @@ def _unknown(name: str, what: str) -> HttpError:
     return HttpError(404, f"no request {shown!r} {what}", param="request", code="request_not_found")
 
 
-def _aborted() -> HttpError:
-    return HttpError(
-        503, "the request was aborted by the server's operator", kind="service_unavailable", code="aborted", retry=False
-    )
-
-
 ENDPOINTS: dict[str, Callable[[Service, Exchange], Awaitable[None]]] = {
     "state": state,
     "requests": requests,
@@ -194,5 +317,9 @@ ENDPOINTS: dict[str, Callable[[Service, Exchange], Awaitable[None]]] = {
     "drain": drain,
     "reset_prefix_cache": reset_prefix_cache,
     "log_level": log_level,
+    "sleep": sleep,
+    "wake": wake,
+    "is_sleeping": is_sleeping,
+    "profile": profile,
 }
 """By the names that `front` knows them under."""

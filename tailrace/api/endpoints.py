@@ -134,7 +134,7 @@ async def completions(service: Service, exchange: Exchange) -> None:
 async def tokenize(service: Service, exchange: Exchange) -> None:
     """POST /tokenize: a prompt or messages, to ids."""
     body = await read(service, exchange, schema.TOKENIZE)
-    text, ready = service.need()
+    text, ready = service.need(engine=False)
     if body.model is not None:
         service.need_model(body.model)
     if (body.prompt is None) == (body.messages is None):
@@ -166,7 +166,7 @@ async def tokenize(service: Service, exchange: Exchange) -> None:
 async def detokenize(service: Service, exchange: Exchange) -> None:
     """POST /detokenize: ids to text, control tokens shown unless asked otherwise."""
     body = await read(service, exchange, schema.DETOKENIZE)
-    text, ready = service.need()
+    text, ready = service.need(engine=False)
     if body.model is not None:
         service.need_model(body.model)
     ids = ids_to_decode(body.tokens, ready.max_context, text.vocab_size)
@@ -189,14 +189,14 @@ def _model_card(service: Service, name: str) -> dict[str, Any]:
 
 async def models(service: Service, exchange: Exchange) -> None:
     """GET /v1/models."""
-    service.need()
+    service.need(engine=False)
     cards = [_model_card(service, name) for name in service.settings.names]
     await exchange.answer(200, msgspec.json.encode({"object": "list", "data": cards}))
 
 
 async def model(service: Service, exchange: Exchange) -> None:
     """GET /v1/models/{id}."""
-    service.need()
+    service.need(engine=False)
     name = exchange.path.removeprefix("/v1/models/")
     service.need_model(name)
     await exchange.answer(200, msgspec.json.encode(_model_card(service, name)))
@@ -204,17 +204,20 @@ async def model(service: Service, exchange: Exchange) -> None:
 
 async def health(service: Service, exchange: Exchange) -> None:
     """GET /health, /health/ready: 200 while a request would be served. /health/live: 200 unless this process cannot
-    bring an engine back by itself. `/health?ready` is /health/ready; during a drain /health stays 200."""
+    bring an engine back by itself. `/health?ready` is /health/ready; during a drain, and while the server sleeps,
+    /health stays 200, and /health/ready where a request would wake it."""
     client = service.client
     path = exchange.path
     ready_wanted = path == "/health/ready" or b"ready" in exchange.query.split(b"&")
     if path == "/health/live":
         good = client.state != "failed"
     else:
-        good = service.ready if ready_wanted else service.text is not None and client.healthy
+        asleep = client.state in ("sleeping", "asleep") or service.slept == "waking"
+        good = service.ready if ready_wanted else service.text is not None and (client.healthy or asleep)
     body = {
         "status": "ok" if good else "unavailable",
         "engine": client.state if client.healthy or client.state != "ready" else "hung",
+        "asleep": client.state in ("sleeping", "asleep"),
         "draining": service.draining,
         "restarts": client.restarts,
         "error": client.error or None,
@@ -234,7 +237,10 @@ async def metrics(service: Service, exchange: Exchange) -> None:
     service.settle()
     service.metrics.limits(service.guard.limited)
     service.metrics.content = service.stored()
-    service.metrics.gauges(client.gauges, client.baseline, client.restarts)
+    service.metrics.gauges(client.gauges, client.baseline, client.incarnation)
+    if service.slept != "awake" or client.wakes:
+        sleeper = service.sleeper
+        service.metrics.sleep(sleeper.state, sleeper.sleeps, sleeper.wakes, sleeper.wake_seconds)
     data = await asyncio.to_thread(
         service.metrics.render, ready=client.ready, healthy=client.healthy, restarts=client.restarts
     )

@@ -30,6 +30,7 @@ PHRASES = {
     404: b"Not Found",
     405: b"Method Not Allowed",
     408: b"Request Timeout",
+    409: b"Conflict",
     413: b"Content Too Large",
     415: b"Unsupported Media Type",
     429: b"Too Many Requests",
@@ -228,6 +229,11 @@ class Exchange:
 
     def _too_large(self, limit: int) -> HttpError:
         return HttpError(413, f"the body is larger than {limit} bytes", code="request_too_large", close=True)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the client has hung up."""
+        return self._lost
 
     async def gone(self) -> None:
         """Returns when the client has hung up. Only after the body has been read."""

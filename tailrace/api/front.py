@@ -31,6 +31,8 @@ class Route:
     name: str
     open: bool = False
     scope: Literal["inference", "admin"] | None = "inference"
+    engine: bool = True
+    """Whether a call that counts needs the engine, and so has to wait, or is refused, while that sleeps."""
 
     @property
     def limited(self) -> bool:
@@ -60,8 +62,8 @@ ROUTES: dict[str, Route] = {
     "/v2/rerank": RERANK,
     "/score": SCORE,
     "/v1/score": SCORE,
-    "/tokenize": Route("POST", endpoints.tokenize, "tokenize"),
-    "/detokenize": Route("POST", endpoints.detokenize, "detokenize"),
+    "/tokenize": Route("POST", endpoints.tokenize, "tokenize", engine=False),
+    "/detokenize": Route("POST", endpoints.detokenize, "detokenize", engine=False),
     "/health": Route("GET", endpoints.health, "health", open=True),
     "/health/live": Route("GET", endpoints.health, "health", open=True),
     "/health/ready": Route("GET", endpoints.health, "health", open=True),
@@ -81,8 +83,16 @@ ADMIN_ROUTES = {
     "drain": ("POST", "drain"),
     "reset_prefix_cache": ("POST", "reset_prefix_cache"),
     "log_level": ("POST", "log_level"),
+    "sleep": ("POST", "sleep"),
+    "wake": ("POST", "wake"),
+    "is_sleeping": ("GET", "is_sleeping"),
+    "profile": ("POST", "profile"),
 }
 """Method and function (of `api.admin`, which is imported when somebody administers) by what follows /admin/."""
+
+
+ALIASES = {"/sleep": "sleep", "/wake_up": "wake", "/is_sleeping": "is_sleeping"}
+"""vLLM's names."""
 
 
 def route_of(path: str, method: str) -> Route:
@@ -92,6 +102,8 @@ def route_of(path: str, method: str) -> Route:
         route = MODEL
     if route is None and path.startswith(ADMIN):
         route = admin_route(path.removeprefix(ADMIN))
+    if route is None and path in ALIASES:
+        route = admin_route(ALIASES[path])
     wanted = "GET" if method == "HEAD" else method
     if route is not None and wanted == route.method:
         return route
@@ -133,6 +145,10 @@ LATER = {
 with its function. {id} is any one segment of a path."""
 
 
+WITH_ENGINE = frozenset({MESSAGES, "/v1/responses"})
+"""Those of them that are not answered while the engine sleeps."""
+
+
 def later_routes(path: str) -> dict[str, Route]:
     """The routes of `LATER` that a path has, by method."""
     parts = path.split("/")
@@ -140,7 +156,7 @@ def later_routes(path: str) -> dict[str, Route]:
     for (method, pattern), (name, module, function) in LATER.items():
         wanted = pattern.split("/")
         if len(wanted) == len(parts) and all(w == p or (w == "{id}" and p) for w, p in zip(wanted, parts, strict=True)):
-            found[method] = Route(method, _later(module, function), name)
+            found[method] = Route(method, _later(module, function), name, engine=pattern in WITH_ENGINE)
     return found
 
 
@@ -189,7 +205,7 @@ class Front:
 
             dialect.speak(exchange)
         try:
-            if self._cors is not None and not exchange.path.startswith(ADMIN):
+            if self._cors is not None and not exchange.path.startswith(ADMIN) and exchange.path not in ALIASES:
                 exchange.extra += self._cors.headers(exchange)
                 allowed = self._cors.preflight(exchange)
                 if allowed is not None:
@@ -221,6 +237,13 @@ class Front:
             exchange.lease = self._guard.lease(caller)
             if exchange.lease is not None:
                 exchange.lease.enter()
+            if route.engine:
+                await self.service.enter()
+                try:
+                    await route.endpoint(self.service, exchange)
+                finally:
+                    self.service.leave()
+                return
         await route.endpoint(self.service, exchange)
 
     async def _refuse(self, exchange: Exchange, error: HttpError, name: str) -> None:

@@ -74,7 +74,7 @@ ENDPOINTS = (
     "admin",
     "other",
 )
-STATUSES = (200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 499, 500, 503, 507)
+STATUSES = (200, 400, 401, 403, 404, 405, 408, 409, 413, 415, 429, 431, 499, 500, 503, 507)
 """499: the client left before its answer was complete."""
 
 
@@ -150,6 +150,7 @@ class Metrics:
         self.limited: dict[tuple[str, str], int] = {}
         self.content: dict[str, int] = {}
         """Of the content store, where there is one: bytes, limit_bytes, failures; and batch_lines that run."""
+        self.slept = ("awake", 0, 0, 0.0)
         self._step_tokens = 0
         self._ready: Ready | None = None
 
@@ -216,6 +217,11 @@ class Metrics:
     def limits(self, refused: Mapping[tuple[str, str], int]) -> None:
         """Requests that limits have refused so far, by whose limit and which; the pairs are always the same."""
         self.limited = dict(refused)
+
+    def sleep(self, state: str, sleeps: int, wakes: int, wake_seconds: float) -> None:
+        """Whether the server sleeps (`api.sleep.State`), how often it has begun and ended to, and how long that took
+        in all."""
+        self.slept = (state, sleeps, wakes, wake_seconds)
 
     def gauges(self, gauges: Gauges, baseline: Gauges | None, incarnation: int) -> None:
         """The scheduler's state. Its counters start again with each engine, at `baseline`; ours keep rising."""
@@ -500,6 +506,12 @@ class _Families:
         for phase, seconds in self._metrics.totals.phases.items():
             phases.add_metric([phase.value], seconds)
         yield phases
+        state, sleeps, wakes, wake_seconds = self._metrics.slept
+        yield gauge("asleep", "1 while the engine's memory is given back.", float(state == "asleep"))
+        yield CounterMetricFamily("tailrace_sleeps", "Times that the server went to sleep.", value=sleeps)
+        yield CounterMetricFamily("tailrace_wakes", "Times that it woke up.", value=wakes)
+        text = "Time from being woken until the engine was ready."
+        yield CounterMetricFamily("tailrace_wake_seconds", text, value=wake_seconds)
         startup = GaugeMetricFamily("tailrace_startup_seconds", "Start-up of the engine, by phase.", labels=["phase"])
         for name, seconds in (self._ready.phases if self._ready else {}).items():
             startup.add_metric([name], seconds)

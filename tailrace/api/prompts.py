@@ -109,7 +109,7 @@ def reasoning_effort(value: Raw | UnsetType, text: Text) -> dict[str, Any]:
 
 async def conversation(service: Service, given_to: Conversation, context: int, *, generation: bool = True) -> list[int]:
     """The ids of a chat. Raises InvalidInput, quickly where it is far too long."""
-    text, _ = service.need()
+    text, _ = service.need(engine=False)
     settings = service.settings
     messages, arguments, tools = given_to.messages, given_to.arguments, given_to.tools
     size = text_size(messages)
@@ -211,7 +211,7 @@ async def completion_prompts(
     service: Service, prompts: Sequence[str] | Sequence[list[int]], asked: Asked, context: int
 ) -> list[list[int]]:
     """The ids of every prompt. Raises InvalidInput."""
-    text, _ = service.need()
+    text, _ = service.need(engine=False)
     most = most_text(service, text, context)
     ids: list[list[int]] = []
     for prompt in prompts:

@@ -338,6 +338,7 @@ class Server:
             await asyncio.sleep(TICK)
             connections.tick()
             service.settle()
+            service.rest()
 
     def _on_signal(self) -> None:
         self._signals += 1
@@ -361,7 +362,7 @@ class Server:
         try:
             async with asyncio.timeout(limit):
                 await service.client.drain()
-                while service.exchanges:
+                while not service.drained():
                     await asyncio.sleep(0.01)
         except TimeoutError:
             self._report(f"tailrace: {service.client.held} requests were cut off after {limit:g} s")

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +27,7 @@ from tailrace.api.shapes import Facts, Shape, usage_of
 from tailrace.engine.client import EngineClient
 from tailrace.engine.protocol import Ready, SamplingParams, Task
 from tailrace.ledger.book import Book
-from tailrace.ledger.log import Write, refusal_line, request_line, to_stderr
+from tailrace.ledger.log import Write, admin_line, refusal_line, request_line, to_stderr
 from tailrace.ledger.timeline import Timeline, as_json
 from tailrace.terms import Event, EventKind, Overloaded, TailraceError
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tailrace.api.batches.runner import Runner
     from tailrace.api.content.store import ContentStore
     from tailrace.api.responses.background import Background
+    from tailrace.api.sleep import Sleeper
     from tailrace.text import Text, TokenBytes
 
 
@@ -46,7 +47,9 @@ RECENT = 1000
 """Lines of ended requests that admin endpoints can still show."""
 LOGGED_TOKENS = 8192
 """Most of a prompt that the log shows, where it shows prompts."""
-FREE = ("engine_unavailable", "engine_error", "internal_error", "service_unavailable", "overloaded", "aborted")
+FREE = (
+    "engine_unavailable", "engine_error", "internal_error", "service_unavailable", "overloaded", "aborted", "asleep",
+)  # fmt: skip
 """Codes of errors with which the server fails a request: it costs nothing then."""
 ABILITY: dict[Task, str] = {
     "generate": "generates text: it has no embeddings (--pooling makes a server of embeddings of it) and ranks nothing",
@@ -89,6 +92,9 @@ class Service:
             self.log_level = "prompts" if self.settings.log_prompts else "requests"
         self.recent: deque[tuple[frozenset[str], str]] = deque(maxlen=RECENT if self.guard.administered else 0)
         self.grammars = GrammarDesk()
+        self.inside = 0  # requests that need the engine, from when they were let in
+        self.active_at = time.monotonic()  # when the last of them left
+        self._sleeper: Sleeper | None = None
         self._facts: dict[str, Mapping[str, Any]] = {}
         self._table: TokenBytes | None = None
         self._unfolded: list[Sequence[Event]] = []
@@ -146,8 +152,65 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether a request would be served now."""
-        return self.text is not None and self.client.healthy and not self.draining and not self.paused
+        """Whether a request would be served now, or once the server has woken up for it."""
+        up = self.client.healthy or (self._sleeper is not None and self.slept != "awake" and self._sleeper.wakes_up)
+        return self.text is not None and up and not self.draining and not self.paused
+
+    # Sleep
+
+    @property
+    def sleeper(self) -> Sleeper:
+        """What puts the engine to sleep, and wakes it; made when it is first asked for."""
+        if self._sleeper is None:
+            from tailrace.api.sleep import Sleeper
+
+            self._sleeper = Sleeper(self)
+        return self._sleeper
+
+    @property
+    def slept(self) -> str:
+        """`sleep.State`: "awake" where nobody ever wanted to sleep."""
+        return "awake" if self._sleeper is None else self._sleeper.state
+
+    async def enter(self) -> None:
+        """A request that needs the engine comes in; it may have to wait until that is awake. Raises HttpError 503,
+        Overloaded. Each that is let in leaves."""
+        if self._sleeper is not None:
+            await self._sleeper.gate()
+        self.inside += 1
+
+    def stay(self) -> None:
+        """A request that was let in goes on when its client has been answered; it leaves too."""
+        self.inside += 1
+
+    def leave(self) -> None:
+        """It has ended."""
+        self.inside -= 1
+        self.active_at = time.monotonic()
+
+    def rest(self) -> None:
+        """Now and then: goes to sleep by itself, where it is to."""
+        if self._sleeper is not None or self.settings.timeouts.sleep_after:
+            self.sleeper.tick(time.monotonic())
+
+    def drained(self) -> bool:
+        """Whether everybody has got an answer who is to get one."""
+        if self._sleeper is not None and self._sleeper.waiting:
+            self._sleeper.close()
+            return False
+        return not self.exchanges
+
+    def abort(self, exchanges: Iterable[Exchange]) -> list[str]:
+        """Ends what these ask for, with an error that says so; the names of the answers."""
+        plans = [self.exchanges[exchange] for exchange in exchanges]
+        for plan in plans:
+            plan.generation.fail(aborted())
+        return [plan.name for plan in plans]
+
+    def told(self, verb: str, **facts: Any) -> None:
+        """Something that was done to the server, for the log."""
+        if self.log_level != "off":
+            self.write_log(admin_line({"verb": verb, **facts}))
 
     def stored(self) -> dict[str, int]:
         """The content store in numbers; empty where there is none."""
@@ -166,12 +229,18 @@ class Service:
                 retry_after=5.0,
             )
 
-    def need(self) -> tuple[Text, Ready]:
-        """What serving needs. Raises HttpError 503 while it is not there."""
+    def need(self, *, engine: bool = True) -> tuple[Text, Ready]:
+        """What serving needs; without `engine`, what answers need that it has no part in, which are given while it
+        sleeps, too. Raises HttpError 503 while it is not there."""
         if self.draining:
             error = unavailable("the server is shutting down", 5.0)
             error.close = True
             raise error
+        asleep = self.client.state in ("sleeping", "asleep")
+        if self.text is not None and self.client.ready is not None and asleep:
+            if engine:
+                raise self.sleeper.refusal()
+            return self.text, self.client.ready
         if self.text is None or self.client.ready is None or self.client.state != "ready":
             state = self.client.state
             why = f": {self.client.error}" if self.client.error else ""
@@ -450,6 +519,13 @@ class Plan:
             usage_field=self.asked.include_usage or self.asked.continuous_usage,
             continuous_usage=self.asked.continuous_usage,
         )
+
+
+def aborted() -> HttpError:
+    """Ends what an operator has ended."""
+    return HttpError(
+        503, "the request was aborted by the server's operator", kind="service_unavailable", code="aborted", retry=False
+    )
 
 
 def revoked() -> HttpError:

@@ -89,6 +89,10 @@ class Timeouts:
     """No progress for this long while requests are held means a hung engine."""
     start: float = 300.0
     """Longest that the engine may take from its spawn until it is ready."""
+    wake: float = 60.0
+    """Longest that a request waits for a server that wakes up for it."""
+    sleep_after: float = 0.0
+    """Idle time after which the server goes to sleep by itself; 0 is never."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +202,8 @@ class Settings:
     `text.answer.formats`, or "none"."""
     reasoning_parser: str = "auto"
     """Likewise for reasoning."""
+    wake_on_request: str = "idle"
+    """Which sleep a request ends: "idle" (one that began by itself, not an operator's), "always" or "never"."""
     template_args: bool = True
     """Accept `chat_template_kwargs` (values for the model's own template, such as enable_thinking) from clients."""
 
@@ -331,6 +337,17 @@ class Settings:
             raise InvalidInput(
                 f'unknown_parameters must be "refuse" or "warn", not "{self.unknown_parameters}"',
                 param="unknown_parameters",
+            )
+        if self.wake_on_request not in ("idle", "always", "never"):
+            raise InvalidInput(
+                f'wake_on_request must be "idle", "always" or "never", not "{self.wake_on_request}"',
+                param="wake_on_request",
+            )
+        if self.timeouts.sleep_after and self.wake_on_request == "never" and not (self.admin_keys or self.keys):
+            raise InvalidInput(
+                "--sleep-after with --wake-on-request never needs somebody who can wake the server: give "
+                "--admin-key-file, or --keys with a key that has the scope admin",
+                param="wake_on_request",
             )
         if self.log_prompts and not self.log_requests:
             raise InvalidInput("--log-prompts is of use only with --log-requests", param="log_prompts")

@@ -157,6 +157,12 @@ SERVE = Declaration(
                60.0),
         Option("--hang-timeout", float, "Seconds without progress after which the engine counts as hung.", _TIME, 30.0),
         Option("--start-timeout", float, "Longest that the engine may take to get ready, in seconds.", _TIME, 300.0),
+        Option("--sleep-after", float, "Idle seconds after which the engine's memory is given back until a request "
+               "comes; 0 is never.", _TIME, 0.0, metavar="SECONDS"),
+        Option("--wake-on-request", str, "Which sleep a request ends: one that began by itself, any, or none; else it "
+               "gets 503.", _TIME, "idle", choices=("idle", "always", "never")),
+        Option("--wake-timeout", float, "Longest that a request waits for a server that wakes up for it.", _TIME, 60.0,
+               metavar="SECONDS"),
         Option("--cache", str, "Where models and repacked weights are kept. Default: TAILRACE_CACHE, or "
                "~/.cache/tailrace.", _OTHER, metavar="DIR"),
         Option("--tool-parser", str, "Format in which the model writes tool calls. Default: what its chat template "

@@ -94,7 +94,9 @@ def settings(values: Mapping[str, Any]) -> Settings:
     from tailrace.api.settings import Settings, Timeouts
     from tailrace.models import catalogue
 
-    for name in ("request_timeout", "drain_timeout", "hang_timeout", "start_timeout"):
+    for name in (
+        "request_timeout", "drain_timeout", "hang_timeout", "start_timeout", "wake_timeout", "sleep_after",
+    ):  # fmt: skip
         if not 0 <= values[name] < math.inf:
             flag = "--" + name.replace("_", "-")
             raise InvalidInput(f"{flag} must be a number of seconds, at least 0, not {values[name]}", param=name)
@@ -106,7 +108,7 @@ def settings(values: Mapping[str, Any]) -> Settings:
         "kv_policy", "kv_ttl", "kv_tenant_share", "kv_disk", "kv_valkey", "kv_valkey_ttl", "kv_valkey_password_file",
         "kv_key_file", "kv_events", "kv_events_replay", "kv_events_key", "log_requests", "quiet", "template_args",
         "keys", "tls_cert", "tls_key", "log_prompts", "unknown_parameters", "tool_parser", "reasoning_parser",
-        "content_store",
+        "content_store", "wake_on_request",
     )  # fmt: skip
     return Settings(
         model=values["model"],
@@ -124,6 +126,8 @@ def settings(values: Mapping[str, Any]) -> Settings:
             drain=values["drain_timeout"],
             hang=values["hang_timeout"],
             start=values["start_timeout"],
+            wake=values["wake_timeout"],
+            sleep_after=values["sleep_after"],
         ),
         **{name: values[name] for name in plain},
     )

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from socket import socket
 from typing import Literal, Protocol
 
 import msgspec
@@ -28,18 +30,34 @@ from tailrace.engine.protocol import (
     Heartbeat,
     Output,
     Ready,
+    Spans,
     Submit,
     ToEngine,
     Tokens,
 )
 from tailrace.engine.spec import EngineSpec
-from tailrace.engine.supervisor import Backoff, Bounds, EngineProcess, Pulse, death_notice, spawn
+from tailrace.engine.supervisor import (
+    Backoff,
+    Bounds,
+    Child,
+    EngineProcess,
+    Pulse,
+    begin,
+    death_notice,
+    hand_over,
+    spawn,
+)
 from tailrace.engine.wire import Peer
 from tailrace.terms import EngineDied, Event, EventKind, Overloaded, TailraceError
 
-State = Literal["new", "starting", "ready", "down", "failed", "closed"]
+State = Literal["new", "starting", "ready", "sleeping", "asleep", "down", "failed", "closed"]
+"""`sleeping`: on the way to `asleep`, where there is no engine, but a process that has imported what one needs."""
 TICK = 0.5
 """Seconds between two looks at the engine's pulse."""
+SLEEP_LIMIT = 15.0
+"""Longest that an engine may take to store what it has cached and to end; then it is ended."""
+STANDBY = "tailrace.engine.early"
+"""What a process runs that is to be an engine later."""
 RESUBMITS = 1
 """How often a queued request is handed to another engine. An engine that dies in the step that admits a request takes
 the news of that with it, so the request that killed it may look like one that was queued: it gets no third engine."""
@@ -74,6 +92,7 @@ class _Held:
 
 
 Listener = Callable[[Sequence[Event]], None]
+EngineLog = Literal["debug", "info", "warning", "error"]
 
 
 class EngineClient:
@@ -98,6 +117,10 @@ class EngineClient:
         self.baseline: Gauges | None = None  # the counters that the current engine started from
         self.error = ""  # why the last engine ended
         self.restarts = 0
+        self.wakes = 0
+        self.log_level: EngineLog = "warning"
+        self.on_spans: Callable[[Spans], None] | None = None
+        """Gets the pieces of a profile."""
         self.refused = False  # draining: nothing new is taken
         self._listeners: list[Listener] = []
         self._held: dict[str, _Held] = {}
@@ -106,6 +129,9 @@ class EngineClient:
         self._pulse = Pulse(0.0)
         self._peer: Peer | None = None
         self._pid_fd = -1
+        self._first = True  # no engine has been ready yet
+        self._waking = False
+        self._standby: tuple[Child, socket] | None = None  # that the next engine will be, once it is told what to serve
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(FromEngine).decode
         self._watch: asyncio.Task[None] | None = None
@@ -150,6 +176,75 @@ class EngineClient:
         self._send(Control("drain"))
         await self._idle.wait()
 
+    async def sleep(self) -> None:
+        """Ends the engine, once it has stored what it has cached in the tiers below the pool: all of its memory goes
+        back to the system. A process that has imported what an engine needs waits for `wake`. Raises EngineDied where
+        there is no engine that could sleep, Overloaded where it holds requests."""
+        if self.state == "asleep":
+            return
+        if self.state != "ready" or self._process is None:
+            raise EngineDied(f"there is no engine that could sleep: it is {self.state}")
+        if self._held:
+            raise Overloaded(f"{len(self._held)} requests are held")
+        self.state = "sleeping"
+        self._send(Control("sleep"))
+        process = self._process
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SLEEP_LIMIT):
+                while process.exit_code() is None and self._sleeping:
+                    await asyncio.sleep(0.005)
+        if not self._sleeping:  # closed meanwhile
+            return
+        self._shut()
+        process.kill()
+        self._process = None
+        self.gauges = Gauges()
+        self.state = "asleep"
+        with contextlib.suppress(OSError):  # then `wake` starts one
+            self._standby = begin(STANDBY)
+        self._changed.set()
+
+    @property
+    def _sleeping(self) -> bool:
+        return self.state == "sleeping"
+
+    async def wake(self) -> Ready:
+        """Starts the engine again after `sleep`, with the sizes that it had, and waits until it is ready. Raises
+        EngineDied where there is none to be started or it dies; the next one is then started with back-off, as ever."""
+        if self.state == "asleep":
+            waiting, self._standby = self._standby, None
+            if waiting is not None and waiting[0].poll() is not None:
+                waiting[1].close()
+                waiting = None
+            self.wakes += 1
+            self._waking = True
+            self.error = ""
+            self.spec = self._as_before()
+            self.adopt(hand_over(*(waiting or begin(STANDBY)), self.spec))
+            self._open()
+        while self.state == "starting":
+            await self._change()
+        if self.state != "ready" or self.ready is None:
+            raise EngineDied(f"the engine did not wake: {self.error or self.state}")
+        return self.ready
+
+    def _as_before(self) -> EngineSpec:
+        """The spec, with what an engine chooses by the memory that is free as the last one chose it: answers depend on
+        the served context where the model's positions do."""
+        if self.ready is None:
+            return self.spec
+        return dataclasses.replace(self.spec, kv_tokens=self.ready.kv_tokens, max_context=self.ready.max_context)
+
+    @property
+    def incarnation(self) -> int:
+        """Grows with every engine that is started: each counts from nothing."""
+        return self.restarts + self.wakes
+
+    @property
+    def standby(self) -> int | None:
+        """While asleep: the id of the process that waits."""
+        return self._standby[0].pid if self._standby is not None else None
+
     async def close(self) -> None:
         """Ends the engine at once; whatever is still held fails."""
         self.state = "closed"
@@ -159,6 +254,7 @@ class EngineClient:
             self._watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watch
+        self._dismiss()
         if self._process is not None and self.ready is not None:
             self._send(Control("stop"))
         if self._process is not None:
@@ -176,6 +272,14 @@ class EngineClient:
         """Ends the engine process without waiting for anything; only for a parent that ends right after."""
         if self._process is not None:
             self._process.kill()
+        self._dismiss()
+
+    def _dismiss(self) -> None:
+        """Ends the process that waits to be an engine."""
+        waiting, self._standby = self._standby, None
+        if waiting is not None:
+            process, connection = waiting
+            EngineProcess(process, connection, 0.0).kill()
 
     # Requests
 
@@ -258,6 +362,19 @@ class EngineClient:
         """Forgets every cached prefix that no request holds."""
         self._send(Control("reset_prefix"))
 
+    def set_log_level(self, level: EngineLog) -> None:
+        """Of the engine's own log, also of those that come after it."""
+        self.log_level = level
+        self._send(Control("log_level", level=level))
+
+    def profile(self, steps: int = 0) -> None:
+        """Asks for `Spans` (`on_spans`), of so many steps or until `end_profile`."""
+        self._send(Control("profile", steps=steps))
+
+    def end_profile(self) -> None:
+        """The last piece comes then; nothing where there is no profile."""
+        self._send(Control("profile_end"))
+
     def _hand_over(self, held: _Held) -> None:
         if self.state == "ready":  # otherwise it is handed over when the next engine is
             held.sent = self._send(held.submit)
@@ -312,11 +429,17 @@ class EngineClient:
                 self.ready = message
                 self.baseline = None
                 self.state = "ready"
+                self._first = False
+                if self.log_level != "warning":
+                    self._send(Control("log_level", level=self.log_level))
                 self._hand_over_unsent()
                 self._changed.set()
-                if self.restarts:
+                waking, self._waking = self._waking, False
+                if self.restarts and not waking:
                     took = now - self._pulse.spawned_at
                     self._report(f"tailrace: the engine is ready again after {took:.2f} s (restart {self.restarts})")
+            case Spans() if self.on_spans is not None:
+                self.on_spans(message)
             case Fatal(error=error):
                 self.error = error
 
@@ -381,6 +504,9 @@ class EngineClient:
         assert self._process is not None
         if self._peer is not None:
             self._peer.read()  # its last words
+        if self._sleeping:
+            self._shut()
+            return
         code = self._process.exit_code()
         self._died(f"the engine process ended: {self.error or death_notice(code)}")
 
@@ -401,9 +527,10 @@ class EngineClient:
 
     def _died(self, why: str) -> None:
         """Fails what the engine held, and arranges for the next one."""
-        if self.state in ("down", "failed", "closed"):
+        if self.state in ("down", "failed", "closed", "sleeping", "asleep"):
             return
-        first = self.ready is None and self.restarts == 0
+        first = self._first
+        self._waking = False
         now = time.monotonic()
         lived = now - self._pulse.ready_at if self._pulse.ready_at is not None else 0.0
         self.state = "failed" if first else "down"

@@ -12,11 +12,11 @@ the backend from it: a token that ends a request, or news (`interrupt`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tailrace.backends import PAGE_SIZE, Backend, Masks, Result
+from tailrace.backends import PAGE_SIZE, Backend, Masks, Pages, Result
 from tailrace.engine.batch import BatchBuilder, scored_rows, scores
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.constrain import Grammars
@@ -37,7 +37,7 @@ from tailrace.engine.scheduler import Scheduler
 from tailrace.engine.transfer import Offered, Transfers
 from tailrace.engine.watch import StopWatch
 from tailrace.kv.prefix import Digest, Node, page_digest
-from tailrace.kv.tiers import key_of
+from tailrace.kv.tiers import PageKey, key_of
 from tailrace.terms import Event, EventKind, TailraceError
 
 if TYPE_CHECKING:
@@ -264,6 +264,45 @@ class EngineCore:
         if self._publisher is not None:
             self._publisher.attach(self.scheduler.index, lambda: self.wake())
         self._storing = True
+
+    def save(self, seconds: float) -> None:
+        """Stores what is cached, and in no tier yet, in the tiers below the pool, as far as that goes in so many
+        seconds; then forgets it. Nothing may be held. What runs too long is left: it is a miss later."""
+        transfers = self._transfers
+        if transfers is not None and self._storing:
+            transfers.save(self._whole_pages(), seconds)
+        self.scheduler.reset_prefix()
+        self._news()
+
+    def _whole_pages(self) -> Iterator[tuple[PageKey, Pages]]:
+        """The cached pages that can be stored: those with a page in every sliding group, where there are some."""
+        for node in self.scheduler.index.nodes():
+            sides = [side.page for side in node.sides or () if side is not None]
+            if len(sides) == len(self.scheduler.windows):
+                yield key_of(node), (node.page, *sides) if sides else node.page
+
+    def parts(self) -> Sequence[tuple[object, str, str]]:
+        """What a step consists of, for a profile (`engine.profile`): objects, their methods, and what those do."""
+        return (
+            (self, "step", "step"),
+            (self, "prepare", "plan ahead"),
+            (self.scheduler, "plan", "plan"),
+            (self, "_wait", "wait"),
+            (self, "_take_in", "take in"),
+            (self, "_apply", "apply"),
+            (self, "_launch", "launch"),
+            (self._builder, "build", "build batch"),
+            (self, "_mask", "fill masks"),
+            (self, "_follow", "follow"),
+            (self, "_tell", "tell"),
+            (self, "_keep", "store pages"),
+            (self, "_news", "news"),
+        )
+
+    @property
+    def backend(self) -> Backend:
+        """What computes."""
+        return self._backend
 
     def close(self) -> None:
         """Lets the step that runs end. What is held is lost."""

@@ -7,7 +7,7 @@ pages and no sampling. A text's numbers depend on that text alone, so what is re
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,6 +53,11 @@ class EncoderCore:
         self._events: list[Event] = []
 
     @property
+    def backend(self) -> object:
+        """What computes."""
+        return self._backend
+
+    @property
     def progress(self) -> int:
         """Tokens read, ever."""
         return self._backend.progress
@@ -89,6 +94,13 @@ class EncoderCore:
 
     def close(self) -> None:
         """What is held is lost."""
+
+    def save(self, seconds: float) -> None:
+        """It keeps nothing."""
+
+    def parts(self) -> Sequence[tuple[object, str, str]]:
+        """None that a profile tells apart."""
+        return ()
 
     def reset_prefix(self) -> None:
         """There is no cache."""

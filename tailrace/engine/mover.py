@@ -198,6 +198,11 @@ class Mover:
         return len(self._stores) + len(self._urgent)
 
     @property
+    def unsaved(self) -> int:
+        """The same, and those that are being stored."""
+        return len(self._waiting)
+
+    @property
     def overdue(self) -> bool:
         """Whether a question waits that nobody waits for any more: the tier is slow, and no other is to be asked."""
         with self._wake:

@@ -18,11 +18,11 @@ import threading
 import time
 import traceback
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -47,12 +47,17 @@ from tailrace.engine.spec import EngineSpec
 from tailrace.engine.wire import Line
 from tailrace.terms import ModelError, TailraceError
 
+if TYPE_CHECKING:
+    from tailrace.engine.profile import Profile
+
 BEAT = 0.5
 """Seconds between heartbeats, idle or not."""
 IDLE = 1.0
 """Seconds of rest after which an engine looks over its books, once until it works again."""
 LOOK = 0.02
 """Seconds between two looks at deadlines while every request waits for pages, or for what a tier has."""
+SAVE_SECONDS = 10.0
+"""Longest that an engine which is to sleep takes to store what it has cached."""
 WARM_PROMPT = 16
 """A page, and as many rows as the products of longer prompts take at once."""
 WARM_OUTPUT = 2
@@ -95,6 +100,13 @@ class Core(Protocol):
     def check_integrity(self) -> None: ...
 
     def settle(self) -> None: ...
+
+    def save(self, seconds: float) -> None: ...
+
+    def parts(self) -> Sequence[tuple[object, str, str]]: ...
+
+    @property
+    def backend(self) -> object: ...
 
     def close(self) -> None: ...
 
@@ -185,8 +197,11 @@ class Serving:
         self._encode = msgspec.msgpack.Encoder().encode
         self._inbox: SimpleQueue[ToEngine | None] = SimpleQueue()  # None only wakes
         self._leaving = False
+        self.sleepy = False  # what is cached is to be stored before the end
+        self._profile: Profile | None = None
         self._checked = False  # the books, since the last request
         self._stopped = threading.Event()
+        self._told: Callable[[str, str], None] | None = None  # of each step, where the log is to have them
         self._gauges = loaded.core.gauges
         loaded.core.wake = lambda: self._inbox.put(None)
 
@@ -216,6 +231,8 @@ class Serving:
             if news is not None:
                 self._gauges = news.gauges
                 self.send(news)
+                if self._told is not None:
+                    self._told("tailrace: %s", step_line(news))
         self._stopped.set()
         beats.join()
 
@@ -253,6 +270,29 @@ class Serving:
                 self._stopped.set()
             case Control(verb="reset_prefix"):
                 self._core.reset_prefix()
+            case Control(verb="sleep"):
+                self.sleepy = True
+                self.leave()
+            case Control(verb="log_level", level=level):
+                self._log(level)
+            case Control(verb="profile", steps=steps):
+                from tailrace.engine.profile import Profile
+
+                if self._profile is None:
+                    self._profile = Profile(self._core, self.send, self._profiled, steps)
+            case Control(verb="profile_end"):
+                if self._profile is not None:
+                    self._profile.end()
+
+    def _profiled(self) -> None:
+        self._profile = None
+
+    def _log(self, level: str) -> None:
+        import logging
+
+        logging.basicConfig(format="%(message)s")  # to standard error; does nothing the second time
+        logging.getLogger("tailrace").setLevel(level.upper())
+        self._told = logging.getLogger("tailrace").debug if level == "debug" else None
 
     def _read(self) -> None:
         """Everything that the API process says, until that is gone: then there is nothing left to live for."""
@@ -271,6 +311,16 @@ class Serving:
         """Signs of life, whatever the main thread is busy with."""
         while not self._stopped.wait(BEAT):
             self.send(self._heartbeat())
+
+
+def step_line(news: Tokens) -> str:
+    """What a step gave, for the log: counts, never text."""
+    gauges = news.gauges
+    tokens = sum(len(output.tokens) for output in news.outputs)
+    return (
+        f"step {gauges.steps}: {tokens} tokens for {len(news.outputs)} requests; {gauges.running} running, "
+        f"{gauges.waiting} waiting, {gauges.used_pages} of {gauges.pages} pages used, {gauges.cached_pages} cached"
+    )
 
 
 def die_with_parent(parent: int) -> None:
@@ -331,6 +381,8 @@ def main() -> int:
         serving.send(ready_message(spec, loaded, laps))
         loaded.core.settle()
         serving.run()
+        if serving.sleepy:
+            loaded.core.save(SAVE_SECONDS)
         loaded.core.close()
     except ConnectionError:  # the API process is gone
         return 1

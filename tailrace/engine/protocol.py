@@ -1,6 +1,7 @@
 """All that ever crosses between the API process and the engine process (msgspec msgpack; see `wire`).
 
-API to engine: `Submit`, `Encode`, `Abort`, `Control`. Engine to API: `Ready`, `Tokens`, `Heartbeat`, `Fatal`.
+API to engine: `Submit`, `Encode`, `Abort`, `Control`. Engine to API: `Ready`, `Tokens`, `Heartbeat`, `Spans`,
+`Fatal`.
 """
 
 from __future__ import annotations
@@ -90,9 +91,13 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
 class Control(msgspec.Struct, frozen=True, tag=True):
     """Administration. `drain`: finish what is held and take no more; `stop`: end now; `reset_prefix`: forget all
-    cached prefixes that no request holds."""
+    cached prefixes that no request holds; `sleep`: store what tiers below the pool do not have yet, and end;
+    `log_level`: of this process's own log; `profile`: send `Spans` until `profile_end`, or for so many `steps` (0: no
+    bound)."""
 
-    verb: Literal["drain", "stop", "reset_prefix"]
+    verb: Literal["drain", "stop", "reset_prefix", "sleep", "log_level", "profile", "profile_end"]
+    level: str = ""  # debug, info, warning or error
+    steps: int = 0
 
 
 class KvPool(msgspec.Struct, frozen=True, array_like=True):
@@ -226,6 +231,26 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     gauges: Gauges
 
 
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """What was done from `begin` to `end` (monotonic seconds). `track` is "steps" (what the backend did) or "loop"
+    (what the engine's thread did, one within the other); `facts` are counts, or seconds by kind of operation
+    (`kernel_...`)."""
+
+    track: str
+    name: str
+    begin: float
+    end: float
+    facts: dict[str, float] = {}
+
+
+class Spans(msgspec.Struct, frozen=True, tag=True):
+    """A piece of a profile, in the order in which things ended. `done`: the last piece; `cut`: it got too long."""
+
+    spans: list[Span]
+    done: bool = False
+    cut: bool = False
+
+
 class Fatal(msgspec.Struct, frozen=True, tag=True):
     """The engine is about to end because of this."""
 
@@ -233,4 +258,4 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = Submit | Encode | Abort | Control
-FromEngine = Ready | Tokens | Heartbeat | Fatal
+FromEngine = Ready | Tokens | Heartbeat | Spans | Fatal

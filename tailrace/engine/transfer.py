@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,6 +27,8 @@ __all__ = ["Load", "Lookup", "Offered", "Transfers"]
 
 QUEUE_BYTES = 64 << 20
 """Most bytes of pages that wait to be stored in a tier."""
+SAVE_LOOK = 0.002
+"""Seconds between two looks at whether there is room, where pages are stored before the engine goes to sleep."""
 LOOKUP_LIMIT = 0.05
 """Longest that a request waits for a tier to say what it has, in seconds."""
 LOAD_LIMIT = 5.0
@@ -277,6 +279,24 @@ class Transfers:
             copy = Copy(key, data, len(movers))
             for mover in movers:
                 mover.store(copy, urgent=urgent)
+
+    def save(self, pages: Iterable[tuple[PageKey, Pages]], seconds: float) -> None:
+        """Stores pages in the tiers that do not have them, and what is queued, waiting for room: at most so long. No
+        step runs."""
+        end = self._clock() + seconds
+        self.busy(False)
+        for key, page in pages:
+            while self._pending(full=True) and self._clock() < end:
+                time.sleep(SAVE_LOOK)
+            if self._clock() >= end:
+                return
+            self.store(key, page)
+        while self._pending() and self._clock() < end:
+            time.sleep(SAVE_LOOK)
+
+    def _pending(self, *, full: bool = False) -> bool:
+        """Whether a tier that answers has pages to store; `full`: as many as there is room for."""
+        return any(mover.tier.up and mover.unsaved >= (mover.room if full else 1) for mover in self.movers)
 
     def close(self) -> None:
         """Stores what is queued, as far as that goes in half a second, and ends the threads."""

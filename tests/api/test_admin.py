@@ -24,6 +24,10 @@ PATHS = {
     "drain": "POST",
     "reset_prefix_cache": "POST",
     "log_level": "POST",
+    "sleep": "POST",
+    "wake": "POST",
+    "is_sleeping": "GET",
+    "profile": "POST",
 }
 
 
@@ -99,6 +103,15 @@ def test_an_admin_key_is_for_nothing_else(server: Running) -> None:
         ("abort", {}, "request"),
         ("abort", {"request": 5}, "request"),
         ("abort", {"request": "a", "more": 1}, "more"),
+        ("abort", {"request": "a", "all": True}, "all"),
+        ("sleep", {"level": 2}, "level"),
+        ("sleep", {"running": "kill"}, "running"),
+        ("profile", {}, "seconds"),
+        ("profile", {"seconds": 0}, "seconds"),
+        ("profile", {"seconds": 1e9}, "seconds"),
+        ("profile", {"steps": 0}, "steps"),
+        ("log_level", {}, "level"),
+        ("log_level", {"engine": "loud"}, "engine"),
         ("pause", {"running": "kill"}, "running"),
         ("log_level", {"level": "all"}, "level"),
         ("resume", {"x": 1}, "x"),
@@ -128,6 +141,27 @@ def test_a_request_is_aborted_by_either_of_its_ids(server: Running) -> None:
         ended = see(server, f"requests/{row['request']}")["data"]
         assert {line["event"] for line in ended} >= {"request"}
     assert do(server, "abort", {"request": "nobody"}, 404)["error"]["code"] == "request_not_found"
+
+
+def test_all_of_a_key_and_all_of_everybody_are_aborted_at_once(server: Running) -> None:
+    for by in ("key", "all"):
+        running = [Running1(server, f"{by}-{number}") for number in range(3)]
+        rows = see(server, "requests")["data"]
+        assert do(server, "abort", {"key": "nobody"})["aborted"] == []
+        value = rows[0]["key"] if by == "key" else True
+        assert len(do(server, "abort", {by: value})["aborted"]) == 3
+        assert {one.wait().json()["error"]["code"] for one in running} == {"aborted"}
+    assert do(server, "abort", {"tenant": "none"})["aborted"] == []
+
+
+def test_the_engines_own_log_can_be_turned_up(server: Running) -> None:
+    assert do(server, "log_level", {"engine": "debug"})["engine"] == "debug"
+    try:
+        server.post("/v1/chat/completions", CHAT, headers=USER)
+        until(lambda: any(line.startswith("tailrace: step ") for line in server.log), "a line of a step")
+    finally:
+        do(server, "log_level", {"engine": "warning"})
+    assert see(server, "state")["engine_log_level"] == "warning"
 
 
 def test_a_stream_that_is_aborted_ends_with_an_error(server: Running) -> None:

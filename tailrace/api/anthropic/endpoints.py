@@ -50,9 +50,9 @@ def _tool_use_id() -> str:
 async def count_tokens(service: Service, exchange: Exchange) -> None:
     """POST /v1/messages/count_tokens: the tokens of a prompt, as they would be computed."""
     dialect.need_version(exchange)
-    service.need()
+    service.need(engine=False)
     body = await read(service, exchange, COUNT_TOKENS)
-    text, ready = service.need()
+    text, ready = service.need(engine=False)
     service.need_model(body.model)
     arguments, effort, _ = await thinking(service, text, body)
     asked = Messages(**{name: getattr(body, name) for name in body.__struct_fields__}, max_tokens=1)

@@ -185,7 +185,7 @@ class Job:
                 found = await self._asked(name, line) if granted else None
             if not granted or (found is None and self._stopped):
                 return
-            if found is None or (found.status == 503 and self._service.paused):
+            if found is None or (found.status == 503 and (self._service.paused or self._service.slept != "awake")):
                 continue  # it gave way to others, or the server's operator has ended it with all others
             tries += found.status != 429
             if found.retry_after is None or tries == TRIES:

@@ -94,7 +94,11 @@ class Offline:
                 exchange.lease = guard.lease(caller)
                 if exchange.lease is not None:
                     exchange.lease.enter()
-            await endpoint(service, exchange)
+            await service.enter()
+            try:
+                await endpoint(service, exchange)
+            finally:
+                service.leave()
         except TailraceError as error:
             return self._refused(as_http(error))
         except ClientGone:

@@ -111,7 +111,9 @@ async def begin(
         await store.run(_deletion(plan.name, exchange.tenant))
         raise
     service.background[plan.name] = made
+    service.stay()
     made.task = asyncio.create_task(made.run(), name=plan.name)
+    made.task.add_done_callback(lambda _: service.leave())
     try:
         await exchange.answer(200, msgspec.json.encode(head))
     finally:
