@@ -83,7 +83,7 @@ def allowed_tokens(sampling: Sampling, row: int) -> set[int] | None:
 
 
 class Slow(Parrot):
-    """20 ms a step."""
+    """20 ms a step, of one token a request: no drafts."""
 
     pause = 0.02
 
@@ -109,7 +109,7 @@ def build(spec: EngineSpec, kind: type[Parrot]) -> Loaded:
         kv_tokens=kv_tokens,
         max_context=spec.max_context or 2048,
         step_tokens=spec.step_tokens,
-        draft_tokens=spec.draft_tokens,
+        draft_tokens=0 if kind.pause else spec.draft_tokens,
         max_running=spec.max_running,
         max_waiting=spec.max_waiting,
         prefix_cache=spec.prefix_cache,

@@ -236,7 +236,7 @@ def test_the_engine_ends_with_its_parent(fresh: Any) -> None:
 
 
 def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(fresh: Any) -> None:
-    with fresh(loader="tests.api.stand:load_slow", draft_tokens=0) as server:
+    with fresh(loader="tests.api.stand:load_slow") as server:
         text = [FIRST_BYTE + 97] * 60
         running = Background(
             lambda: server.post("/v1/completions", {"model": "stand", "prompt": [*text, SAY], "max_tokens": 60})

@@ -20,8 +20,8 @@ CHAT = {"model": "stand", "messages": [{"role": "user", "content": "hello there"
 
 @pytest.fixture(scope="module")
 def watched() -> Iterator[Running]:
-    """A server whose counters nobody else moves, with steps long enough to be measured, of one token each."""
-    with serving(loader="tests.api.stand:load_slow", draft_tokens=0) as server:
+    """A server whose counters nobody else moves, with steps long enough to be measured."""
+    with serving(loader="tests.api.stand:load_slow") as server:
         yield server
 
 
