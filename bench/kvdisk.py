@@ -29,7 +29,7 @@ from bench.serve import Server, ids, together
 from bench.start import cpu_seconds
 
 SESSION = 1500
-LOADS = (("prompts", 1, SESSION, 1), ("8 at once", 8, 256, 64))
+LOADS = (("prompts", 1, SESSION, 1), ("8 at once", 8, 256, 64), ("16 at once", 16, 128, 128))
 """Name, requests at once, tokens of each prompt and of each answer."""
 
 
