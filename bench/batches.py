@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tailrace.backends import PAGE_SIZE, Batch
-from tailrace.backends.cpu.machine.attained import greedy
+from tailrace.backends.greedy import greedy
 
 
 def step(parts: Sequence[tuple[Sequence[int], int]], *, all_rows: bool = False) -> Batch:

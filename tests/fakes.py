@@ -472,7 +472,9 @@ class Driver:
             clock=self.clock,
             duration=duration,
             fail=fail,
-            max_wanted=config.max_wanted,
+            max_wanted=config.max_running
+            + (max(0, config.draft_rows - 1) if config.draft_tokens else 0)
+            + config.scored_rows,
             windows=list(zip(config.windows, config.sliding_pages, strict=True)),
             period=period,
         )

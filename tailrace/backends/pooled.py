@@ -12,8 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace.backends import PAGE_SIZE, Backend, Batch, Sampling
+from tailrace.backends import PAGE_SIZE, Backend, Batch
 from tailrace.backends.encoding import Pooling, TextBatch
+from tailrace.backends.greedy import greedy
 
 
 class PooledDecoder:
@@ -110,7 +111,7 @@ class PooledDecoder:
                 context=np.array([begin for _, begin, _ in step], np.int32),
                 tables=tables,
                 wanted=wanted,
-                sampling=nothing(len(wanted)),
+                sampling=greedy(len(wanted)),
                 want_logits=True,
             )
         )
@@ -122,27 +123,3 @@ class PooledDecoder:
         if self._pooling == "cls":
             return begin == 0
         return end == int(batch.starts[text + 1] - batch.starts[text])
-
-
-def nothing(rows: int) -> Sampling:
-    """Draws the likeliest, which nobody looks at."""
-    none, zero = np.zeros(0, np.int32), np.zeros(rows, np.float32)
-    return Sampling(
-        temperature=zero,
-        top_k=np.zeros(rows, np.int32),
-        top_p=np.ones(rows, np.float32),
-        min_p=zero,
-        presence=zero,
-        frequency=zero,
-        repetition=np.ones(rows, np.float32),
-        seed=np.zeros(rows, np.uint64),
-        position=np.zeros(rows, np.int32),
-        forced=np.full(rows, -1, np.int32),
-        logprobs=np.full(rows, -1, np.int32),
-        seen_start=np.zeros(rows + 1, np.int32),
-        seen_token=none,
-        seen_count=none,
-        bias_start=np.zeros(rows + 1, np.int32),
-        bias_token=none,
-        bias_value=np.zeros(0, np.float32),
-    )

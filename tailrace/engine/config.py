@@ -179,8 +179,3 @@ class EngineConfig:
     def pages(self) -> int:
         """Pages of the KV pool."""
         return self.kv_tokens // PAGE_SIZE
-
-    @property
-    def max_wanted(self) -> int:
-        """Most rows of logits that one step asks for."""
-        return self.max_running + (max(0, self.draft_rows - 1) if self.draft_tokens else 0) + self.scored_rows

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from tailrace.backends import PAGE_SIZE, Backend, Batch
 from tailrace.backends.cpu import CpuBackend
-from tailrace.backends.cpu.machine.attained import greedy, touch_pages
+from tailrace.backends.cpu.machine.attained import touch_pages
+from tailrace.backends.greedy import greedy
 from tailrace.backends.kvdtype import BF16, KvDtype
 from tailrace.backends.reference import ReferenceBackend
 from tailrace.improve.text import Passage

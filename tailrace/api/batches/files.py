@@ -11,7 +11,7 @@ from tailrace.api.batches import shelf as batches
 from tailrace.api.batches.multipart import Part, parse
 from tailrace.api.content.pages import find, listed, missing, name_in, need_store, page
 from tailrace.api.content.query import Query
-from tailrace.api.content.shelf import NEVER, Stored, pieces_of
+from tailrace.api.content.shelf import NEVER, Shelf, Stored, pieces_of
 from tailrace.api.exchange import Exchange
 from tailrace.api.params import unsupported
 from tailrace.api.service import Service
@@ -140,7 +140,7 @@ async def content(service: Service, exchange: Exchange) -> None:
     await exchange.begin(200, [(b"content-type", b"application/octet-stream")])
     part = 0
     while True:
-        piece = await store.run(lambda shelf: shelf.piece(name, part))  # noqa: B023 - it runs before the next round
+        piece = await store.run(Shelf.piece, name, part)
         if piece is None:
             break
         await exchange.write(piece)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from tailrace.api.service import Service
 from tailrace.terms import InvalidInput
 
 T = TypeVar("T")
+P = ParamSpec("P")
 PRIORITY = 1000
 """Behind every request that somebody waits for."""
 AGAIN_SECONDS = 2.0
@@ -82,11 +83,11 @@ class Job:
 
     # The store, whatever it takes
 
-    async def _stored(self, work: Callable[[Shelf], T]) -> T:
+    async def _stored(self, work: Callable[Concatenate[Shelf, P], T], *args: P.args, **named: P.kwargs) -> T:
         """Does something in the store; tries until it is done, since what is not stored would be lost."""
         while True:
             try:
-                return await self._store.run(work)
+                return await self._store.run(work, *args, **named)
             except HttpError:
                 await self._news(AGAIN_SECONDS)
 
@@ -102,8 +103,7 @@ class Job:
         """The lines with their numbers, from 1; those that are blank are none."""
         held, part, number = b"", 0, 0
         while True:
-            at = part
-            piece = await self._stored(lambda one: one.piece(self.batch.input_file_id, at))  # noqa: B023 - runs now
+            piece = await self._stored(Shelf.piece, self.batch.input_file_id, part)
             part += 1
             *whole, held = (held + (piece or b"\n")).split(b"\n")
             for line in whole:

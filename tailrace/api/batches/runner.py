@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 from tailrace.api.batches import shelf, state
 from tailrace.api.batches.job import Job
@@ -81,7 +82,7 @@ class Runner:
             await self._try(lambda one: shelf.release(one, None))  # whoever had them has ended
         while True:
             now = self._store.clock()
-            mine = await self._try(lambda one: shelf.claim(one, self._owner, now, MOST_JOBS))  # noqa: B023 - runs now
+            mine = await self._try(partial(shelf.claim, owner=self._owner, now=now, most=MOST_JOBS))
             if mine is not None:
                 self._follow(mine)
             for job, _ in self._jobs.values():
@@ -111,7 +112,7 @@ class Runner:
                 job = Job(self._service, self._store, stored, self._slot, self.parallel)
                 task = asyncio.create_task(job.run(), name=stored.id)
                 self._jobs[stored.id] = (job, task)
-                task.add_done_callback(lambda task, name=stored.id: self._ended(name, task))  # type: ignore[misc]  # a default is no argument
+                task.add_done_callback(partial(self._ended, stored.id))
             elif state.decode(stored.body).status == "cancelling":
                 self._jobs[stored.id][0].stop("cancelled")
 

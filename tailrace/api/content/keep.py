@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from tailrace.api.content.shelf import Kind, Stored
 from tailrace.api.content.store import ContentStore
@@ -31,23 +32,15 @@ class Keeper:
         self._store = store
         self._make = make
         self._failed = failed
-        self._rest = {
-            "id": name,
-            "kind": kind,
-            "tenant": tenant,
-            "created": created,
-            "expires": store.expiry(created),
-            "model": model,
-            "metadata": metadata,
-        }
+        self._blank = Stored(name, kind, tenant, created, store.expiry(created), b"", model, metadata)
 
     async def answered(self, data: bytes) -> str:
         """Stores it. Returns a code that says why it could not; "" where it is stored."""
-        stored = Stored(body=self._make(data), **self._rest)  # type: ignore[arg-type]  # named as its fields are
+        stored = replace(self._blank, body=self._make(data))
         try:
             await self._store.run(lambda shelf: shelf.put(stored))
         except HttpError as error:
-            print(f"tailrace: {self._rest['id']} was not stored: {error}", file=sys.stderr, flush=True)
+            print(f"tailrace: {stored.id} was not stored: {error}", file=sys.stderr, flush=True)
             self._failed()
             return error.code or "failed"
         return ""

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from tailrace.api.content.database import Database, StoreDown, StoreFull, connect
 from tailrace.api.content.shelf import NEVER, Shelf
 from tailrace.api.errors import HttpError
 
 T = TypeVar("T")
+P = ParamSpec("P")
 SWEEP_SECONDS = 30.0
 BEAT_SECONDS = 5.0
 GONE_SECONDS = 20.0
@@ -93,11 +94,11 @@ class ContentStore:
             self._failures += 1
             raise _http(error) from None
 
-    async def run(self, work: Callable[[Shelf], T]) -> T:
+    async def run(self, work: Callable[Concatenate[Shelf, P], T], *args: P.args, **named: P.kwargs) -> T:
         """Does something in one transaction: all of it or nothing. Raises HttpError 507 or 503. What has begun goes on
         to its end, whatever becomes of who waits for it."""
         try:
-            return await self._in_thread(work)
+            return await self._in_thread(lambda shelf: work(shelf, *args, **named))
         except (StoreFull, StoreDown) as error:
             self._failures += 1
             raise _http(error) from None
@@ -141,7 +142,7 @@ class ContentStore:
         while True:
             now = self.clock()
             with suppress(HttpError):  # the sweep reports it
-                await self.run(lambda shelf: shelf.beat(self.owner, now, now - 10 * GONE_SECONDS))  # noqa: B023
+                await self.run(Shelf.beat, self.owner, now, now - 10 * GONE_SECONDS)
             await asyncio.sleep(BEAT_SECONDS)
 
     async def alive(self, owner: str) -> bool:
@@ -156,7 +157,7 @@ class ContentStore:
         gone = 0
         for _ in range(LOTS):
             now = self.clock()
-            lot = await self.run(lambda shelf: shelf.expire(now))  # noqa: B023 - it runs before the next round
+            lot = await self.run(Shelf.expire, now)
             gone += lot
             if not lot:
                 break

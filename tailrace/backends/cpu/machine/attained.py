@@ -12,10 +12,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace.backends import PAGE_SIZE, Batch, Format, Sampling, Weight
+from tailrace.backends import PAGE_SIZE, Batch, Format, Weight
 from tailrace.backends.cpu import CpuBackend
 from tailrace.backends.cpu.machine.work import Product, Shape
 from tailrace.backends.cpu.store import pack
+from tailrace.backends.greedy import greedy
 from tailrace.native import _kernels
 
 FEWEST, MOST = 5, 40
@@ -33,31 +34,6 @@ class Timing(NamedTuple):
 
     best: float
     median: float
-
-
-def greedy(rows: int) -> Sampling:
-    """Greedy sampling of this many rows, no log-probabilities."""
-    zeros, starts = np.zeros(rows, np.float32), np.zeros(rows + 1, np.int32)
-    none = np.full(rows, -1, np.int32)
-    return Sampling(
-        temperature=zeros,
-        top_k=np.zeros(rows, np.int32),
-        top_p=np.ones(rows, np.float32),
-        min_p=zeros,
-        presence=zeros,
-        frequency=zeros,
-        repetition=np.ones(rows, np.float32),
-        seed=np.zeros(rows, np.uint64),
-        position=np.zeros(rows, np.int32),
-        forced=none,
-        logprobs=none,
-        seen_start=starts,
-        seen_token=np.zeros(0, np.int32),
-        seen_count=np.zeros(0, np.int32),
-        bias_start=starts,
-        bias_token=np.zeros(0, np.int32),
-        bias_value=np.zeros(0, np.float32),
-    )
 
 
 def batch_of(shape: Shape, tokens: NDArray[np.int32]) -> Batch:
