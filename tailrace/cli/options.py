@@ -105,7 +105,8 @@ SERVE = Declaration(
         Option("--step-tokens", int, "Token budget of a step; longer prompts are computed in chunks of it.", _CAPACITY,
                512),
         Option("--draft-tokens", int, "Most tokens that a step computes for a request beside the next one where text "
-               "that repeats itself makes them likely; the answers are the same. 0 turns it off.", _CAPACITY, 7),
+               "that repeats itself makes them likely (a step has eight with those drawn); the answers are the same. "
+               "0: none.", _CAPACITY, 7),
         Option("--max-running", int, "Most requests in a step.", _CAPACITY, 32),
         Option("--max-waiting", int, "Most requests in the queue; more get 429.", _CAPACITY, 1024),
         Option("--prefix-cache", bool, "Reuse the KV pages of prompts that begin alike.", _CAPACITY, True),

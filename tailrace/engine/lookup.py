@@ -14,8 +14,6 @@ from collections.abc import Sequence
 
 GRAM = 3
 """Tokens that must be alike for what followed them to be a guess."""
-MOST = 7
-"""Most tokens of one draft."""
 FIRST_NEED, LARGEST_NEED = 4, 64
 """Guesses in a row that must have come true before a draft; it doubles when drafts fail, and comes down again."""
 AT_A_TIME = 64
@@ -98,9 +96,10 @@ class Drafter:
         places[key] = at + 1
 
     def draft(self, count: int) -> list[int]:
-        """At most `count` tokens that are likely to follow; none where nothing is."""
+        """At most `count` tokens that are likely to follow, and no more than guesses in a row came true; none where
+        nothing is likely."""
         source, begin = self._from, self._next
-        known, count = len(source), min(count, MOST, self.streak)
+        known, count = len(source), min(count, self.streak)
         drafted: list[int] = []
         if begin >= 0:
             if source is self._predicted:
