@@ -328,16 +328,16 @@ inline void gather_queries(const AttentionArgs &a, const Sequence &s, int kv_hea
 }
 
 } // namespace TR_NS
-#if defined(TR_AMX)
-#include "attention_amx.inl"
+#if defined(TR_DOT_BF16)
+#include "attention_bf16.inl"
 #endif
 #include "attention_kept.inl"
 namespace TR_NS {
 
 void attend(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t first, int64_t count, float *scratch) {
     if (!plain(a.kv)) return attend_kept(a, s, kv_head, first, count, scratch);
-#if defined(TR_AMX)
-    if (attends_by_tiles(a.head_dim)) return attend_tiles(a, s, kv_head, first, count, scratch);
+#if defined(TR_DOT_BF16)
+    if (attends_in_bf16(a.head_dim)) return attend_bf16(a, s, kv_head, first, count, scratch);
 #endif
     const int group = a.heads / a.kv_heads, dim = padded_dim(a.head_dim);
     const int64_t rows = count * group;
@@ -392,8 +392,8 @@ void attend(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t firs
 void attend_pieces(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t query, int64_t from, int64_t to, float *partial,
                    int64_t stride, float *scratch) {
     if (!plain(a.kv)) return attend_pieces_kept(a, s, kv_head, query, from, to, partial, stride, scratch);
-#if defined(TR_AMX)
-    if (attends_by_tiles(a.head_dim)) return attend_pieces_tiles(a, s, kv_head, query, from, to, partial, stride, scratch);
+#if defined(TR_DOT_BF16)
+    if (attends_in_bf16(a.head_dim)) return attend_pieces_bf16(a, s, kv_head, query, from, to, partial, stride, scratch);
 #endif
     const int group = a.heads / a.kv_heads, dim = padded_dim(a.head_dim);
     float *q = scratch, *o = q + group * dim, *weights = o + group * dim;

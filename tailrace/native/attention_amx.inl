@@ -1,29 +1,27 @@
-// Attention with AMX: sixteen (query, head) rows against a page of sixteen positions, queries and weights rounded to bf16 as
-// keys and values are. Every row of a tile is computed by itself, and pieces are the same as in attention.inl; so here too a
-// query's result is the same bits alone, in a chunk, or in pieces that several threads take. It is used for head sizes that
-// are whole tiles and for KV in bf16, for one query as for many: its bits are not those of the other builds.
+// Products of attention in bf16 with AMX: sixteen (query, head) rows at once, however few there are, against pages of sixteen
+// positions.
 #pragma once
 
 namespace TR_NS {
 
 using namespace tailrace;
 
-constexpr int PIECE_PAGES = SPLIT / PAGE;
-
-inline bool attends_by_tiles(int head_dim) { return head_dim % 32 == 0; }
-
 // Tiles 0 to 3: sums, [16][16] float. 4: queries, [16][32] bf16. 5: keys, [16][16][2]. 6: weights, [16][16]. 7: values, [8][16][2].
-inline void configure_attention() {
-    TileConfig config;
-    for (int t = 0; t < 8; t++) config.set(t, t == 7 ? 8 : 16, t == 6 ? 32 : 64);
-    config.load();
-}
+struct BF16Products {
+    static constexpr bool WHOLE_TILES = true; // rows that there are not are computed too
+    BF16Products() {
+        TileConfig config;
+        for (int t = 0; t < 8; t++) config.set(t, t == 7 ? 8 : 16, t == 6 ? 32 : 64);
+        config.load();
+    }
+    ~BF16Products() { asm volatile("tilerelease"); }
+};
 
 #define TR_LOAD(T, p, stride) asm volatile("tileloadd (%0,%1,1), %%tmm" #T : : "r"(p), "r"(size_t(stride)) : "memory")
 #define TR_FOUR(OP) OP(0) OP(1) OP(2) OP(3)
 
 // s[page][16 rows][16 positions] = q . key, for a whole piece's pages; those past `pages` are left alone.
-inline void tile_scores(const uint16_t *q, int head_dim, const uint16_t *const *keys, int64_t pages, float *s) {
+inline void page_scores(const uint16_t *q, int64_t, int head_dim, const uint16_t *const *keys, int64_t pages, float *s) {
 #define TR_OP(P)               \
     if (P < pages) {           \
         TR_LOAD(5, keys[P] + d * PAGE, 64); \
@@ -42,7 +40,7 @@ inline void tile_scores(const uint16_t *q, int head_dim, const uint16_t *const *
 }
 
 // o[16 rows][dim] = weights[page][16 rows][16 positions] . values.
-inline void tile_outputs(const uint16_t *weights, int dim, const uint16_t *const *values, int64_t pages, float *o) {
+inline void page_outputs(const uint16_t *weights, int64_t, int dim, const uint16_t *const *values, int64_t pages, float *o) {
     for (int from = 0; from < dim; from += 4 * LANES) {
         asm volatile("tilezero %%tmm0\n\ttilezero %%tmm1\n\ttilezero %%tmm2\n\ttilezero %%tmm3" : :);
         for (int64_t page = 0; page < pages; page++) {
@@ -65,152 +63,5 @@ inline void tile_outputs(const uint16_t *weights, int dim, const uint16_t *const
 }
 #undef TR_FOUR
 #undef TR_LOAD
-
-// 2^x for x <= 0, to 4e-6 of it; below -126, 2^-126 and no denormal.
-inline F f_exp2(F x) {
-    const __m512 t = _mm512_max_ps(x.v, _mm512_set1_ps(-126.0f));
-    const __m512 n = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const F r{_mm512_sub_ps(t, n)};
-    F p = f_fma(f_set1(9.6181291e-3f), r, f_set1(5.5504109e-2f));
-    p = f_fma(p, r, f_set1(2.4022651e-1f));
-    p = f_fma(p, r, f_set1(6.9314718e-1f));
-    p = f_fma(p, r, f_set1(1.0f));
-    return {_mm512_scalef_ps(p.v, n)};
-}
-
-inline void store_bf16(uint16_t *p, F a) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), (__m256i)_mm512_cvtneps_pbh(a.v)); }
-
-// The queries of one task, as tiles take them, in units of log2(e): [rows, padded to whole tiles][head_dim] bf16.
-inline void gather_tiles(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t first, int64_t count, uint16_t *q, int64_t *lo, int64_t *hi) {
-    const int group = a.heads / a.kv_heads;
-    const F scale = f_set1(a.scale * 1.44269504f);
-    int64_t row = 0;
-    for (int64_t i = 0; i < count; i++)
-        for (int g = 0; g < group; g++, row++) {
-            const int64_t position = s.context + first + i;
-            const float *from = a.q + (s.start + first + i) * a.ldq + int64_t(kv_head * group + g) * a.head_dim;
-            for (int d = 0; d < a.head_dim; d += LANES) store_bf16(q + row * a.head_dim + d, f_load(from + d) * scale);
-            hi[row] = position + 1;
-            lo[row] = a.window > 0 && position + 1 > a.window ? position + 1 - a.window : 0;
-        }
-    for (; row % PAGE; row++) std::memset(q + row * a.head_dim, 0, sizeof(uint16_t) * size_t(a.head_dim));
-}
-
-// Up to sixteen rows against one piece: their maxima, in natural units as pieces elsewhere have them, sums, and outputs [16][dim].
-inline void piece_tiles(const AttentionArgs &a, const Pages &pages, const uint16_t *q, int64_t rows, int64_t piece, const int64_t *lo,
-                        const int64_t *hi, float *max, float *sum, float *o) {
-    alignas(64) float s[PIECE_PAGES * PAGE * LANES];
-    alignas(64) uint16_t weights[PIECE_PAGES * PAGE * LANES];
-    const int64_t begin = piece * SPLIT;
-    int64_t last = 0;
-    for (int64_t r = 0; r < rows; r++) last = hi[r] > last ? hi[r] : last;
-    last = last - begin < SPLIT ? last - begin : SPLIT;
-    const int64_t count = last <= 0 ? 0 : (last + PAGE - 1) / PAGE;
-    const uint16_t *keys[PIECE_PAGES], *values[PIECE_PAGES];
-    for (int64_t p = 0; p < count; p++) keys[p] = pages.key(begin / PAGE + p), values[p] = pages.value(begin / PAGE + p);
-    tile_scores(q, a.head_dim, keys, count, s);
-    for (int64_t r = 0; r < rows; r++) {
-        const int64_t from = lo[r] - begin, to = hi[r] - begin;
-        if (from >= SPLIT || to <= 0) {
-            max[r] = NOTHING;
-            sum[r] = 0.0f;
-            for (int p = 0; p < PIECE_PAGES; p++) std::memset(weights + p * PAGE * LANES + r * LANES, 0, 2 * LANES);
-            continue;
-        }
-        F x[PIECE_PAGES], total;
-        if (from <= 0 && to >= SPLIT) { // all of it is seen
-            for (int p = 0; p < PIECE_PAGES; p++) x[p] = f_load(s + p * PAGE * LANES + r * LANES);
-            const F top = f_set1(f_hmax(f_max(f_max(x[0], x[1]), f_max(x[2], x[3]))));
-            for (int p = 0; p < PIECE_PAGES; p++) x[p] = f_exp2(x[p] - top);
-            max[r] = _mm512_cvtss_f32(top.v) * 0.693147181f;
-        } else {
-            __mmask16 seen[PIECE_PAGES];
-            const __m512 none = _mm512_set1_ps(NOTHING);
-            for (int p = 0; p < PIECE_PAGES; p++) {
-                const int64_t f = from - p * PAGE, t = to - p * PAGE;
-                const uint32_t below = t <= 0 ? 0 : t >= PAGE ? 0xffff : (1u << t) - 1, under = f <= 0 ? 0 : f >= PAGE ? 0xffff : (1u << f) - 1;
-                seen[p] = static_cast<__mmask16>(below & ~under);
-                x[p] = {_mm512_mask_loadu_ps(none, seen[p], s + p * PAGE * LANES + r * LANES)};
-            }
-            const F top = f_set1(f_hmax(f_max(f_max(x[0], x[1]), f_max(x[2], x[3]))));
-            for (int p = 0; p < PIECE_PAGES; p++) x[p] = {_mm512_maskz_mov_ps(seen[p], f_exp2(x[p] - top).v)};
-            max[r] = _mm512_cvtss_f32(top.v) * 0.693147181f;
-        }
-        total = (x[0] + x[1]) + (x[2] + x[3]);
-        for (int p = 0; p < PIECE_PAGES; p++) store_bf16(weights + p * PAGE * LANES + r * LANES, x[p]);
-        sum[r] = f_sum(total);
-    }
-    for (int64_t r = rows; r < PAGE; r++)
-        for (int p = 0; p < PIECE_PAGES; p++) std::memset(weights + p * PAGE * LANES + r * LANES, 0, 2 * LANES);
-    tile_outputs(weights, a.head_dim, values, count, o);
-}
-
-inline float *aligned(float *p) { return reinterpret_cast<float *>((reinterpret_cast<uintptr_t>(p) + 63) / 64 * 64); }
-
-// Scratch of one task: queries, one piece's outputs, the running outputs.
-struct TileScratch {
-    uint16_t *q;
-    float *piece, *result;
-    TileScratch(float *scratch, int64_t rows, int head_dim) {
-        const int64_t padded = (rows + PAGE - 1) / PAGE * PAGE;
-        float *p = aligned(scratch);
-        q = reinterpret_cast<uint16_t *>(p);
-        piece = p + padded * head_dim / 2;
-        result = piece + PAGE * head_dim;
-    }
-};
-
-void attend_tiles(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t first, int64_t count, float *scratch) {
-    const int group = a.heads / a.kv_heads, dim = a.head_dim;
-    const int64_t rows = count * group, end = s.context + first + count;
-    const TileScratch t(scratch, rows, dim);
-    int64_t lo[MAX_ROWS], hi[MAX_ROWS];
-    gather_tiles(a, s, kv_head, first, count, t.q, lo, hi);
-    const Pages pages{a, s.table, kv_head};
-    Running running[MAX_ROWS / PAGE];
-    for (int64_t r = 0; r < rows; r += PAGE) running[r / PAGE].clear(rows - r < PAGE ? rows - r : PAGE, t.result + r * dim, dim);
-    configure_attention();
-    if (rows <= PAGE) pages.fetch(lo[0] / SPLIT, end);
-    float piece_max[2 * LANES] = {}, piece_sum[2 * LANES] = {};
-    for (int64_t p = lo[0] / SPLIT; p * SPLIT < end; p++) {
-        if (rows <= PAGE) pages.fetch(p + 1, end);
-        for (int64_t r = 0; r < rows; r += PAGE) {
-            const int64_t n = rows - r < PAGE ? rows - r : PAGE;
-            piece_tiles(a, pages, t.q + r * dim, n, p, lo + r, hi + r, piece_max, piece_sum, t.piece);
-            running[r / PAGE].add(n, t.result + r * dim, piece_max, piece_sum, t.piece, dim);
-        }
-    }
-    asm volatile("tilerelease");
-    for (int64_t r = 0; r < rows; r++) {
-        float *out = a.out + (s.start + first + r / group) * a.ldo + int64_t(kv_head * group + r % group) * dim;
-        finish(t.result + r * dim, running[r / PAGE].sum[r % PAGE], dim, Kept::BF16, out);
-    }
-}
-
-void attend_pieces_tiles(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t query, int64_t from, int64_t to, float *partial,
-                         int64_t stride, float *scratch) {
-    const int group = a.heads / a.kv_heads, dim = a.head_dim;
-    const TileScratch t(scratch, group, dim);
-    int64_t lo[MAX_ROWS], hi[MAX_ROWS];
-    float max[LANES], sum[LANES];
-    gather_tiles(a, s, kv_head, query, 1, t.q, lo, hi);
-    const Pages pages{a, s.table, kv_head};
-    configure_attention();
-    pages.fetch(from, hi[0]);
-    for (int64_t p = from; p < to; p++) {
-        if (p + 1 < to) pages.fetch(p + 1, hi[0]);
-        for (int64_t r = 0; r < group; r += PAGE) {
-            const int64_t n = group - r < PAGE ? group - r : PAGE;
-            piece_tiles(a, pages, t.q + r * dim, n, p, lo + r, hi + r, max, sum, t.piece);
-            for (int64_t g = 0; g < n; g++) {
-                float *out = partial + (r + g) * stride + p * (dim + 2);
-                out[0] = max[g];
-                out[1] = sum[g];
-                if (max[g] != NOTHING) std::memcpy(out + 2, t.piece + g * dim, sizeof(float) * size_t(dim));
-            }
-        }
-    }
-    asm volatile("tilerelease");
-}
 
 } // namespace TR_NS

@@ -23,6 +23,7 @@ bool cpu_has(const std::string &name) {
     if (name == "avx512")
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && cpu_has("avx2");
+    if (name == "avx512bf16") return cpu_has("avx512") && __builtin_cpu_supports("avx512bf16");
     if (name == "amx") return cpu_has("avx512") && amx_permitted();
 #elif defined(__aarch64__)
     if (name == "neon") return true; // part of the architecture
@@ -41,6 +42,7 @@ const Kernels *built(const std::string &name) {
     if (name == "avx2") return kernels_avx2();
     if (name == "avx512") return kernels_avx512();
 #if !defined(TR_EMULATE)
+    if (name == "avx512bf16") return kernels_avx512bf16();
     if (name == "amx") return kernels_amx();
 #endif
 #elif defined(TR_HAVE_ARM)
@@ -54,7 +56,7 @@ const Kernels *built(const std::string &name) {
 
 std::vector<std::string> available() {
     std::vector<std::string> names;
-    for (const char *name : {"amx", "avx512", "avx2", "dotprod", "neon", "portable"})
+    for (const char *name : {"amx", "avx512bf16", "avx512", "avx2", "dotprod", "neon", "portable"})
         if (built(name) && cpu_has(name)) names.emplace_back(name);
     return names;
 }

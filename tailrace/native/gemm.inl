@@ -11,13 +11,14 @@ using namespace tailrace;
 
 #if defined(TR_AVX512)
 constexpr int INT_ROWS = 8, FLOAT_ROWS = 6;
+constexpr int PANEL_ROWS = 6, PANEL_TILES = 2; // whose sums are in registers together, where there are many rows
 #else
 constexpr int INT_ROWS = 4, FLOAT_ROWS = 3;
 #endif
 
 constexpr int UNPACK_ROWS = 3 * INT_ROWS; // up to so many, unpacking a tile again and again is cheaper than keeping it unpacked
 constexpr int PREFETCH = 4096; // bytes ahead of the block that is multiplied, where weights are read once
-#if defined(TR_AVX2)
+#if defined(TR_AVX2) || (defined(TR_DOT_BF16) && !defined(TR_AMX))
 constexpr int STREAMS = 3, STREAM_PREFETCH = 256; // runs of tiles that one row is multiplied with side by side, and bytes ahead in each
 #else
 constexpr int STREAMS = 1, STREAM_PREFETCH = PREFETCH; // to be measured
@@ -174,6 +175,60 @@ __attribute__((noinline)) void rows_int(const Packed &w, int64_t tile, const uin
     for (int r = 0; r < R; r++) write_out(out, to + r, acc[r]);
 }
 
+#if defined(TR_AVX512)
+// R rows and the two tiles from `tile` on, whose quants lie in `bytes`: what is loaded of the one or the other is used more than
+// once. The same operations in the same order as in `rows_int`.
+template <Quants Q, int R>
+__attribute__((noinline)) void panel_int(const Packed &w, int64_t tile, const uint8_t *bytes, const Quantised &x, int64_t row, const Output &out, int64_t to) {
+    constexpr int T = PANEL_TILES, BLOCKS = 32 / Q.block, GROUPS = Q.block / 4;
+    const uint8_t *span[T];
+    each<T>([&]<int t>() TR_INLINED { span[t] = w.data + size_t(tile + t) * w.tile_bytes(); });
+    const int64_t place = x.at(row, 0);
+    int64_t apart[R]; // of the rows' blocks
+    F acc[T][R];
+    each<R>([&]<int r>() TR_INLINED {
+        apart[r] = x.at(row + r, 0) - place;
+        each<T>([&]<int t>() TR_INLINED { acc[t][r] = f_zero(); });
+    });
+    const float *d = x.d + place, *ds = Q.block == QBLOCK ? x.ds + place : x.ds16 + 2 * place;
+    const int8_t *q = x.q + place * QBLOCK;
+    const int32_t *s16 = x.s16 + 2 * place;
+    const int64_t other = w.k * LANES; // bytes from one tile's quants to the next one's
+    for (int64_t first = 0; first < w.k; first += Q.span()) {
+        const Scales<Q> scales[T] = {Scales<Q>(span[0]), Scales<Q>(span[1])};
+        for (int i = 0; i < Q.span() / 32; i++, bytes += 512, d += x.group, ds += BLOCKS * x.group, q += QBLOCK * x.group, s16 += 2 * x.group)
+            each<BLOCKS>([&]<int HALF>() TR_INLINED {
+                DotOf<Q.bits> dot[T][R];
+                each<GROUPS>([&]<int G>() TR_INLINED {
+                    W quants[T];
+                    each<T>([&]<int t>() TR_INLINED { quants[t] = w_load(bytes + t * other + 64 * (HALF * GROUPS + G)); });
+                    each<R>([&]<int r>() TR_INLINED {
+                        const A a = a_load(q + apart[r] * QBLOCK + 4 * (HALF * GROUPS + G));
+                        each<T>([&]<int t>() TR_INLINED {
+                            dot[t][r].DotSmall::add(quants[t], a);
+                        });
+                    });
+                });
+                each<T>([&]<int t>() TR_INLINED {
+                    F scale, min;
+                    scales[t].at(i * BLOCKS + HALF, scale, min);
+                    each<R>([&]<int r>() TR_INLINED {
+                        I sum = dot[t][r].finish(0);
+                        if constexpr (Q.zero) sum = sum - i_set1(Q.zero * (BLOCKS == 1 ? s16[2 * apart[r]] + s16[2 * apart[r] + 1] : s16[2 * apart[r] + HALF]));
+                        acc[t][r] = f_fma(i_float(sum), scale * f_set1(d[apart[r]]), acc[t][r]);
+                        if constexpr (Q.min != Min::None) acc[t][r] = f_fma(min, f_set1(ds[apart[r] * BLOCKS + HALF]), acc[t][r]);
+                    });
+                });
+            });
+        each<T>([&]<int t>() TR_INLINED { span[t] += Q.span_bytes(); });
+    }
+    each<T>([&]<int t>() TR_INLINED {
+        const Output at{out.data + t * out.next, out.ld, out.bias ? out.bias + t * LANES : nullptr, out.accumulate, out.next};
+        each<R>([&]<int r>() TR_INLINED { write_out(at, to + r, acc[t][r]); });
+    });
+}
+#endif
+
 // One row and T tiles side by side: memory gives more where several runs of it are read at once. The same operations in the same
 // order as in `rows_int`.
 template <Quants Q, int T>
@@ -244,8 +299,23 @@ template <class Call> inline void with_quants(const Quants &quants, Call &&call)
     try_all.template operator()<Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K>();
 }
 
-void gemm_int(const Packed &w, int64_t tile, const Quantised &x, int64_t row0, int64_t rows, const Output &out, uint8_t *scratch) {
-    with_quants(w.quants, [&]<Quants Q>() { tile_int<Q>(w, tile, x, row0, rows, out, scratch); });
+void gemm_int(const Packed &w, int64_t tile, int64_t tiles, const Quantised &x, int64_t row0, int64_t rows, const Output &out, uint8_t *scratch) {
+    with_quants(w.quants, [&]<Quants Q>() {
+        int64_t t = 0;
+#if defined(TR_AVX512) && !defined(TR_AMX)
+        if constexpr (Q.bits != 8)
+            for (; rows > UNPACK_ROWS && t + PANEL_TILES <= tiles; t += PANEL_TILES) {
+                for (int i = 0; i < PANEL_TILES; i++) unpack<Q>(w, tile + t + i, scratch + i * w.k * LANES, [](W quants) { return quants; });
+                const Output at{out.data + t * out.next, out.ld, out.bias ? out.bias + t * LANES : nullptr, out.accumulate, out.next};
+                for (int64_t r = 0; r < rows; r += PANEL_ROWS)
+                    with_rows<PANEL_ROWS>(rows - r, [&]<int R>() { panel_int<Q, R>(w, tile + t, scratch, x, row0 + r, at, r); });
+            }
+#endif
+        for (; t < tiles; t++) {
+            const Output at{out.data + t * out.next, out.ld, out.bias ? out.bias + t * LANES : nullptr, out.accumulate, out.next};
+            tile_int<Q>(w, tile + t, x, row0, rows, at, scratch);
+        }
+    });
 }
 
 void row_int(const Packed &w, int64_t count, int64_t side, const uint8_t *const *tiles, const Quantised &x, int64_t row, float *const *out) {

@@ -96,6 +96,7 @@ struct Output {
     int64_t ld;
     const float *bias;   // the tile's sixteen, or null
     bool accumulate;     // add to what is there (residual)
+    int64_t next = LANES; // from one tile's first column to the next one's
 };
 
 // How the keys or the values of a layer are kept: as they are in 16 bits, or rounded to a number of bits with a scale for
@@ -200,7 +201,7 @@ constexpr size_t PEAK_DATA = 4096;
 struct Kernels {
     const char *name;
     // scratch: 16 * w.k bytes (the quants of one tile, a byte each)
-    void (*gemm_int)(const Packed &w, int64_t tile, const Quantised &x, int64_t row0, int64_t rows, const Output &out, uint8_t *scratch);
+    void (*gemm_int)(const Packed &w, int64_t tile, int64_t tiles, const Quantised &x, int64_t row0, int64_t rows, const Output &out, uint8_t *scratch);
     // One row and `count` tiles of matrices like w, `side` at a time (at most `streams` and one): out[i] gets the sixteen of tile i.
     void (*row_int)(const Packed &w, int64_t count, int64_t side, const uint8_t *const *tiles, const Quantised &x, int64_t row, float *const *out);
     int streams; // runs of tiles that one row is best multiplied with side by side; 1: one after the other
@@ -238,6 +239,7 @@ TR_INLINE size_t attention_scratch(int64_t rows, int head_dim) {
 const Kernels *kernels_portable();
 const Kernels *kernels_avx2();    // x86 only
 const Kernels *kernels_avx512();
+const Kernels *kernels_avx512bf16();
 const Kernels *kernels_amx();
 const Kernels *kernels_neon();    // AArch64 only
 const Kernels *kernels_dotprod();

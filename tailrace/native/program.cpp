@@ -64,7 +64,7 @@ void Program::need_quantised(int index) {
 
 int Program::weight(const Packed &w) {
     weights_.push_back(w);
-    scratch_floats_ = std::max(scratch_floats_, size_t(w.k) * LANES / 4);
+    scratch_floats_ = std::max(scratch_floats_, size_t(w.k) * LANES / 4 * 2); // two tiles' quants
     return int(weights_.size()) - 1;
 }
 
@@ -318,10 +318,12 @@ Quantised Program::rounded(int buffer, int64_t rows) const {
     return q;
 }
 
-void Program::product(const Packed &w, int64_t tile, const Input &x, const Share &share, const Output &out, int thread) {
+void Program::product(const Packed &w, int64_t tile, int64_t tiles, const Input &x, const Share &share, const Output &out, int thread) {
     auto *scratch = reinterpret_cast<uint8_t *>(scratch_[size_t(thread)].data());
-    if (w.integer()) k_->gemm_int(w, tile, x.rounded, share.row, share.rows, out, scratch);
-    else k_->gemm_float(w, tile, x.data, x.ld, share.row, share.rows, out);
+    if (w.integer()) return k_->gemm_int(w, tile, tiles, x.rounded, share.row, share.rows, out, scratch);
+    for (int64_t t = 0; t < tiles; t++)
+        k_->gemm_float(w, tile + t, x.data, x.ld, share.row, share.rows,
+                       {out.data + t * out.next, out.ld, out.bias ? out.bias + t * LANES : nullptr, out.accumulate, out.next});
 }
 
 Output Program::target(const Op &op, const Segment &s, int64_t tile, int64_t at) {
@@ -429,27 +431,29 @@ bool Program::work_linear(const Stage &stage, Progress &p, int64_t task, uint32_
     const Input x = input(op.x, stage.rows);
     const Share share = this->share(op, stage.rows, task);
     float *aside = aside_[size_t(thread)].data();
-    const auto each_tile = [&](auto &&call) {
+    const auto each_run = [&](auto &&call) { // of tiles, one for each matrix
         int64_t base = 0;
         for (const Segment &s : op.segments) {
             const Packed &w = weights_[size_t(s.weight)];
-            const int64_t tiles = w.n / LANES;
-            for (int64_t t = std::max(share.from, base); t < std::min(share.to, base + tiles); t++)
-                call(s, w, t - base, aside + (t - share.from) * share.rows * LANES);
+            const int64_t tiles = w.n / LANES, from = std::max(share.from, base), to = std::min(share.to, base + tiles);
+            if (from < to) call(s, w, from - base, to - from, aside + (from - share.from) * share.rows * LANES);
             base += tiles;
         }
     };
     if (!stage.aside) {
-        each_tile([&](const Segment &s, const Packed &w, int64_t tile, float *) {
-            product(w, tile, x, share, target(op, s, tile, share.row), thread);
+        each_run([&](const Segment &s, const Packed &w, int64_t tile, int64_t tiles, float *) {
+            product(w, tile, tiles, x, share, target(op, s, tile, share.row), thread);
         });
         return true;
     }
-    each_tile([&](const Segment &, const Packed &w, int64_t tile, float *out) {
-        product(w, tile, x, share, {out, LANES, nullptr, false}, thread);
+    const int64_t apart = share.rows * LANES;
+    each_run([&](const Segment &, const Packed &w, int64_t tile, int64_t tiles, float *out) {
+        product(w, tile, tiles, x, share, {out, LANES, nullptr, false, apart}, thread);
     });
     if (!claim(p, task, step)) return false;
-    each_tile([&](const Segment &s, const Packed &, int64_t tile, float *from) { k_->place(from, share.rows, target(op, s, tile, share.row)); });
+    each_run([&](const Segment &s, const Packed &, int64_t tile, int64_t tiles, float *from) {
+        for (int64_t t = 0; t < tiles; t++) k_->place(from + t * apart, share.rows, target(op, s, tile + t, share.row));
+    });
     return true;
 }
 
@@ -460,14 +464,14 @@ bool Program::work_gate(const Stage &stage, Progress &p, int64_t task, uint32_t 
     const Share share = this->share(op, stage.rows, task);
     const int64_t tile_floats = share.rows * LANES;
     float *aside = aside_[size_t(thread)].data();
-    const auto tile_of = [&](int64_t i, int64_t tile, float *at) { // i: gate or up
+    const auto tiles_of = [&](int64_t i, int64_t tile, int64_t tiles, float *at) { // i: gate or up
         const Segment &s = op.segments[size_t(i)];
         const float *bias = s.bias >= 0 ? vectors_[size_t(s.bias)].data() + tile * LANES : nullptr;
-        product(weights_[size_t(s.weight)], tile, x, share, {at, LANES, bias, false}, thread);
+        product(weights_[size_t(s.weight)], tile, tiles, x, share, {at, LANES, bias, false, tile_floats}, thread);
     };
     if (!stage.aside) {
         for (int64_t block = share.from; block < share.to; block++) {
-            for (int64_t i = 0; i < 4; i++) tile_of(i / 2, block * 2 + i % 2, aside + i * tile_floats);
+            for (int64_t i = 0; i < 2; i++) tiles_of(i, block * 2, 2, aside + 2 * i * tile_floats);
             k_->gate_block(aside, aside + 2 * tile_floats, share.rows, share.row, block, out);
         }
         return true;
@@ -477,7 +481,7 @@ bool Program::work_gate(const Stage &stage, Progress &p, int64_t task, uint32_t 
     float *up = aside + tiles * tile_floats;
     const Packed &next = weights_[size_t(op.segments[1].weight)];
     for (size_t line = 0; line < 64; line++) __builtin_prefetch(next.data + size_t(share.from) * 2 * next.tile_bytes() + line * 64, 0, 2);
-    for (int64_t i = 0; i < 2 * tiles; i++) tile_of(i / tiles, share.from * 2 + i % tiles, aside + i * tile_floats);
+    for (int64_t i = 0; i < 2; i++) tiles_of(i, share.from * 2, tiles, aside + tiles * i * tile_floats);
     if (!claim(p, task, step)) return false;
     for (int64_t block = share.from; block < share.to; block++, aside += 2 * tile_floats, up += 2 * tile_floats)
         k_->gate_block(aside, up, share.rows, share.row, block, out);

@@ -222,7 +222,7 @@ class Program {
     void work_after(const Stage &stage);
     Quantised rounded(int buffer, int64_t rows) const;
     Input input(int buffer, int64_t rows) const;
-    void product(const Packed &w, int64_t tile, const Input &x, const Share &share, const Output &out, int thread);
+    void product(const Packed &w, int64_t tile, int64_t tiles, const Input &x, const Share &share, const Output &out, int thread);
     int64_t chunk_tiles(const Op &op) const;
     Share share(const Op &op, int64_t rows, int64_t task) const;
     Starts first_weights(size_t stage, int thread) const;

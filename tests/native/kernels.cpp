@@ -324,11 +324,25 @@ void check_row_int(const Kernels &k, const Matrix &m, const Quantised &x, int64_
         const int64_t tile = random.below(all);
         tiles.push_back(m.w.data + size_t(tile) * m.w.tile_bytes());
         out.push_back(found.data() + i * LANES);
-        k.gemm_int(m.w, tile, x, row, 1, {wanted.data() + i * LANES, LANES, nullptr, false}, nullptr);
+        k.gemm_int(m.w, tile, 1, x, row, 1, {wanted.data() + i * LANES, LANES, nullptr, false}, nullptr);
     }
     for (int64_t side = 1; side <= (k.streams > 1 ? k.streams + 1 : 1); side++) {
         k.row_int(m.w, count, side, tiles.data(), x, row, out.data());
         same("side by side", found, wanted);
+    }
+}
+
+// Several tiles at once, their results one beside the other or each by itself: the bits of one tile after the other.
+void check_tiles_int(const Kernels &k, const Matrix &m, const Quantised &x, int64_t row, int64_t rows, Random &random, uint8_t *scratch) {
+    const int64_t all = m.w.n / LANES, from = random.below(all), tiles = random.between(1, all - from);
+    const std::vector<float> before = random.normals(tiles * rows * LANES), bias = random.normals(tiles * LANES);
+    for (const bool together : {false, true}) {
+        const int64_t ld = together ? tiles * LANES : LANES, next = together ? LANES : rows * LANES;
+        std::vector<float> found = before, wanted = before;
+        k.gemm_int(m.w, from, tiles, x, row, rows, {found.data(), ld, bias.data(), true, next}, scratch);
+        for (int64_t t = 0; t < tiles; t++)
+            k.gemm_int(m.w, from + t, 1, x, row, rows, {wanted.data() + t * next, ld, bias.data() + t * LANES, true}, scratch);
+        same(together ? "tiles together" : "tiles apart", found, wanted);
     }
 }
 
@@ -346,11 +360,12 @@ void test_gemm_int(Pair p) {
                 if (exact) x.fill(random);
                 else
                     for (int64_t r = 0; r < all; r++) p.plain.quantise(random.normals(all * k).data(), r, x.view);
-                std::vector<uint8_t> scratch(size_t(16 * k));
+                std::vector<uint8_t> scratch(size_t(32 * k)); // two tiles' quants
                 const auto run = [&](const Kernels &kernels, int64_t tile, int64_t row0, int64_t count, const Output &out) {
-                    kernels.gemm_int(m.w, tile, x.view, row0, count, out, scratch.data());
+                    kernels.gemm_int(m.w, tile, 1, x.view, row0, count, out, scratch.data());
                 };
                 if (rows == 1) check_row_int(p.k, m, x.view, row0, random);
+                check_tiles_int(p.k, m, x.view, row0, rows, random, scratch.data());
                 const auto oracle = [&](int64_t r, int64_t column, double &size) {
                     double sum = 0.0;
                     for (int64_t b = 0; b < k / 16; b++) { // the smallest piece with a scale
@@ -687,8 +702,9 @@ void attention(Pair p, Random &random, int kv_heads, int group, int head_dim, in
     }
     same("a query alone", alone, found);
     same("merged pieces", merged, found);
-    // Matrix instructions take queries and weights as bf16: other bits, a wider bound, and not for the digest.
-    const bool tiles = std::string(p.k.name) == "amx" && head_dim % 32 == 0 && kept_key == Kept::BF16 && kept_value == Kept::BF16;
+    // These take queries and weights as bf16: other bits, a wider bound, and not for the digest.
+    const std::string name = p.k.name;
+    const bool tiles = (name == "amx" || name == "avx512bf16") && head_dim % 32 == 0 && kept_key == Kept::BF16 && kept_value == Kept::BF16;
     auto noted = found;
     if (tiles)
         for (int h = 0; h < kv_heads; h++) chosen("avx512")->attend(arguments(noted), sequence, h, 0, count, scratch.data());
