@@ -12,6 +12,16 @@ constexpr int PIECE_PAGES = SPLIT / PAGE;
 
 inline bool attends_in_bf16(int head_dim) { return head_dim % 32 == 0; }
 
+// Where a piece's keys and values lie.
+struct PieceAt {
+    const uint16_t *keys[PIECE_PAGES], *values[PIECE_PAGES];
+    int64_t pages = 0;
+    PieceAt(const Pages &pages, int64_t first, int64_t end) {
+        for (; this->pages < PIECE_PAGES && first + this->pages < end; this->pages++)
+            keys[this->pages] = pages.key(first + this->pages), values[this->pages] = pages.value(first + this->pages);
+    }
+};
+
 } // namespace TR_NS
 #if defined(TR_AMX)
 #include "attention_amx.inl"
@@ -50,9 +60,9 @@ inline void gather_bf16(const AttentionArgs &a, const Sequence &s, int kv_head, 
     for (; row % PAGE; row++) std::memset(q + row * a.head_dim, 0, sizeof(uint16_t) * size_t(a.head_dim));
 }
 
-// Up to sixteen rows against one piece: their maxima, in natural units as pieces elsewhere have them, sums, and outputs [16][dim].
+// Up to sixteen rows against one piece, while what is read next is fetched, if anything: their maxima, in natural units as pieces elsewhere have them, sums, and outputs [16][dim].
 inline void piece_bf16(const AttentionArgs &a, const Pages &pages, const uint16_t *q, int64_t rows, int64_t piece, const int64_t *lo,
-                        const int64_t *hi, float *max, float *sum, float *o) {
+                       const int64_t *hi, const PieceAt *ahead, float *max, float *sum, float *o) {
     alignas(64) float s[PIECE_PAGES * PAGE * LANES];
     alignas(64) uint16_t weights[PIECE_PAGES * PAGE * LANES];
     const int64_t begin = piece * SPLIT;
@@ -60,9 +70,8 @@ inline void piece_bf16(const AttentionArgs &a, const Pages &pages, const uint16_
     for (int64_t r = 0; r < rows; r++) last = hi[r] > last ? hi[r] : last;
     last = last - begin < SPLIT ? last - begin : SPLIT;
     const int64_t count = last <= 0 ? 0 : (last + PAGE - 1) / PAGE;
-    const uint16_t *keys[PIECE_PAGES], *values[PIECE_PAGES];
-    for (int64_t p = 0; p < count; p++) keys[p] = pages.key(begin / PAGE + p), values[p] = pages.value(begin / PAGE + p);
-    page_scores(q, rows, a.head_dim, keys, count, s);
+    const PieceAt at(pages, begin / PAGE, begin / PAGE + count);
+    page_scores(q, rows, a.head_dim, at.keys, count, ahead, s);
     for (int64_t r = 0; r < rows; r++) {
         const int64_t from = lo[r] - begin, to = hi[r] - begin;
         if (from >= SPLIT || to <= 0) {
@@ -96,7 +105,14 @@ inline void piece_bf16(const AttentionArgs &a, const Pages &pages, const uint16_
     }
     for (int64_t r = rows; r < PAGE && BF16Products::WHOLE_TILES; r++)
         for (int p = 0; p < PIECE_PAGES; p++) std::memset(weights + p * PAGE * LANES + r * LANES, 0, 2 * LANES);
-    page_outputs(weights, rows, a.head_dim, values, count, o);
+    page_outputs(weights, rows, a.head_dim, at.values, count, ahead, o);
+}
+
+// What is read after the piece before `piece`: that piece, or, where the task ends with `pieces`, what comes behind it.
+inline PieceAt piece_ahead(const AttentionArgs &a, const Pages &pages, int64_t piece, int64_t pieces, int64_t end) {
+    if (piece < pieces) return {pages, piece * PIECE_PAGES, (end + PAGE - 1) / PAGE};
+    if (!a.ahead.table) return {pages, 0, 0};
+    return {Pages{a, a.ahead.table, a.ahead.kv_head}, a.ahead.page, a.ahead.end};
 }
 
 inline float *aligned(float *p) { return reinterpret_cast<float *>((reinterpret_cast<uintptr_t>(p) + 63) / 64 * 64); }
@@ -124,13 +140,12 @@ void attend_bf16(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t
     Running running[MAX_ROWS / PAGE];
     for (int64_t r = 0; r < rows; r += PAGE) running[r / PAGE].clear(rows - r < PAGE ? rows - r : PAGE, t.result + r * dim, dim);
     const BF16Products products;
-    if (rows <= PAGE) pages.fetch(lo[0] / SPLIT, end);
     float piece_max[2 * LANES] = {}, piece_sum[2 * LANES] = {};
     for (int64_t p = lo[0] / SPLIT; p * SPLIT < end; p++) {
-        if (rows <= PAGE) pages.fetch(p + 1, end);
+        const PieceAt ahead = piece_ahead(a, pages, p + 1, (end + SPLIT - 1) / SPLIT, end);
         for (int64_t r = 0; r < rows; r += PAGE) {
             const int64_t n = rows - r < PAGE ? rows - r : PAGE;
-            piece_bf16(a, pages, t.q + r * dim, n, p, lo + r, hi + r, piece_max, piece_sum, t.piece);
+            piece_bf16(a, pages, t.q + r * dim, n, p, lo + r, hi + r, r == 0 ? &ahead : nullptr, piece_max, piece_sum, t.piece);
             running[r / PAGE].add(n, t.result + r * dim, piece_max, piece_sum, t.piece, dim);
         }
     }
@@ -149,12 +164,11 @@ void attend_pieces_bf16(const AttentionArgs &a, const Sequence &s, int kv_head, 
     gather_bf16(a, s, kv_head, query, 1, t.q, lo, hi);
     const Pages pages{a, s.table, kv_head};
     const BF16Products products;
-    pages.fetch(from, hi[0]);
     for (int64_t p = from; p < to; p++) {
-        if (p + 1 < to) pages.fetch(p + 1, hi[0]);
+        const PieceAt ahead = piece_ahead(a, pages, p + 1, to, hi[0]);
         for (int64_t r = 0; r < group; r += PAGE) {
             const int64_t n = group - r < PAGE ? group - r : PAGE;
-            piece_bf16(a, pages, t.q + r * dim, n, p, lo + r, hi + r, max, sum, t.piece);
+            piece_bf16(a, pages, t.q + r * dim, n, p, lo + r, hi + r, r == 0 ? &ahead : nullptr, max, sum, t.piece);
             for (int64_t g = 0; g < n; g++) {
                 float *out = partial + (r + g) * stride + p * (dim + 2);
                 out[0] = max[g];

@@ -19,13 +19,28 @@ inline __m512bh pair_of(const uint16_t *p) {
     return (__m512bh)_mm512_set1_epi32(both);
 }
 
+// The same number of bytes of a piece to come as is read of this one, a line for a line, so that memory is never asked for more than
+// it can take in. FETCH: whether there is such a piece; it may have fewer pages, or more.
+template <int PAGES> struct Lines {
+    const uint16_t *at[PAGES];
+    Lines(const uint16_t *const *next, int64_t pages, const uint16_t *none) {
+        for (int p = 0; p < PAGES; p++) at[p] = p < pages ? next[p] : none;
+    }
+    TR_INLINE void fetch(int64_t i) const {
+        each<PAGES>([&]<int p>() TR_INLINED { __builtin_prefetch(at[p] + i, 0, 3); });
+    }
+};
+
 // s[page][row][16 positions] = q . key of R rows, for P pages.
-template <int R, int P> __attribute__((noinline)) void dot_scores(const uint16_t *q, int head_dim, const uint16_t *const *keys, float *s) {
+template <int R, int P, bool FETCH>
+__attribute__((noinline)) void dot_scores(const uint16_t *q, int head_dim, const uint16_t *const *keys, const PieceAt *ahead, float *s) {
+    const Lines<PIECE_PAGES> lines(FETCH ? ahead->keys : nullptr, FETCH ? ahead->pages : 0, keys[0]);
     __m512 sums[P][R];
     each<P * R>([&]<int i>() TR_INLINED { sums[i / R][i % R] = _mm512_setzero_ps(); });
     const uint16_t *at[P];
     each<P>([&]<int p>() TR_INLINED { at[p] = keys[p]; });
     for (int d = 0; d < head_dim; d += 2) {
+        if constexpr (FETCH) lines.fetch(d * PAGE);
         __m512bh key[P];
         each<P>([&]<int p>() TR_INLINED { key[p] = (__m512bh)_mm512_loadu_si512(at[p] + d * PAGE); });
         each<R>([&]<int r>() TR_INLINED {
@@ -37,14 +52,21 @@ template <int R, int P> __attribute__((noinline)) void dot_scores(const uint16_t
 }
 
 // o[row][16 J of dim] = weights[page][row][16 positions] . values, of R rows.
-template <int R, int J>
-__attribute__((noinline)) void dot_outputs(const uint16_t *weights, int dim, const uint16_t *const *values, int from, int64_t pages, float *o) {
+template <int R, int J, bool FETCH>
+__attribute__((noinline)) void dot_outputs(const uint16_t *weights, int dim, const uint16_t *const *values, int from, int64_t pages, const PieceAt *ahead,
+                                           float *o) {
     __m512 sums[J][R];
     each<J * R>([&]<int i>() TR_INLINED { sums[i / R][i % R] = _mm512_setzero_ps(); });
     for (int64_t page = 0; page < pages; page++, weights += PAGE * LANES) {
-        const uint16_t *v = values[page] + 2 * from;
+        const uint16_t *v = values[page] + 2 * from, *next = v;
+        if constexpr (FETCH)
+            if (page < ahead->pages) next = ahead->values[page] + 2 * from;
         for (int i = 0; i < PAGE; i += 2, v += 2 * dim) {
             __m512bh value[J];
+            if constexpr (FETCH) {
+                each<J>([&]<int j>() TR_INLINED { __builtin_prefetch(next + 2 * j * LANES, 0, 3); });
+                next += 2 * dim;
+            }
             each<J>([&]<int j>() TR_INLINED { value[j] = (__m512bh)_mm512_loadu_si512(v + 2 * j * LANES); });
             each<R>([&]<int r>() TR_INLINED {
                 const __m512bh one = pair_of(weights + r * LANES + i);
@@ -55,23 +77,30 @@ __attribute__((noinline)) void dot_outputs(const uint16_t *weights, int dim, con
     each<J * R>([&]<int i>() TR_INLINED { _mm512_storeu_ps(o + i % R * dim + from + i / R * LANES, sums[i / R][i % R]); });
 }
 
+// Calls f<R, FETCH>(first row) for a few rows at a time.
+template <class Call> inline void few_dots(int64_t rows, const PieceAt *ahead, Call call) {
+    for (int64_t r = 0; r < rows; r += DOT_ROWS)
+        with_rows<DOT_ROWS>(rows - r, [&]<int R>() {
+            if (r == 0 && ahead && ahead->pages) call.template operator()<R, true>(r);
+            else call.template operator()<R, false>(r);
+        });
+}
+
 // s[page][16 rows][16 positions] = q . key, for a whole piece's pages.
-inline void page_scores(const uint16_t *q, int64_t rows, int head_dim, const uint16_t *const *keys, int64_t pages, float *s) {
+inline void page_scores(const uint16_t *q, int64_t rows, int head_dim, const uint16_t *const *keys, int64_t pages, const PieceAt *ahead, float *s) {
     if (pages == 0) return;
-    with_rows<PIECE_PAGES>(pages, [&]<int P>() {
-        for (int64_t r = 0; r < rows; r += DOT_ROWS)
-            with_rows<DOT_ROWS>(rows - r, [&]<int R>() { dot_scores<R, P>(q + r * head_dim, head_dim, keys, s + r * LANES); });
+    few_dots(rows, ahead, [&]<int R, bool FETCH>(int64_t r) {
+        with_rows<PIECE_PAGES>(pages, [&]<int P>() { dot_scores<R, P, FETCH>(q + r * head_dim, head_dim, keys, ahead, s + r * LANES); });
     });
 }
 
 // o[16 rows][dim] = weights[page][16 rows][16 positions] . values.
-inline void page_outputs(const uint16_t *weights, int64_t rows, int dim, const uint16_t *const *values, int64_t pages, float *o) {
-    for (int64_t r = 0; r < rows; r += DOT_ROWS)
-        with_rows<DOT_ROWS>(rows - r, [&]<int R>() {
-            int from = 0;
-            for (; from + 4 * LANES <= dim; from += 4 * LANES) dot_outputs<R, 4>(weights + r * LANES, dim, values, from, pages, o + r * dim);
-            if (from < dim) dot_outputs<R, 2>(weights + r * LANES, dim, values, from, pages, o + r * dim); // a head size is whole pairs of vectors
-        });
+inline void page_outputs(const uint16_t *weights, int64_t rows, int dim, const uint16_t *const *values, int64_t pages, const PieceAt *ahead, float *o) {
+    few_dots(rows, ahead, [&]<int R, bool FETCH>(int64_t r) {
+        int from = 0;
+        for (; from + 4 * LANES <= dim; from += 4 * LANES) dot_outputs<R, 4, FETCH>(weights + r * LANES, dim, values, from, pages, ahead, o + r * dim);
+        if (from < dim) dot_outputs<R, 2, FETCH>(weights + r * LANES, dim, values, from, pages, ahead, o + r * dim); // a head is whole pairs of vectors
+    });
 }
 
 } // namespace TR_NS

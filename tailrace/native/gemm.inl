@@ -11,7 +11,7 @@ using namespace tailrace;
 
 #if defined(TR_AVX512)
 constexpr int INT_ROWS = 8, FLOAT_ROWS = 6;
-constexpr int PANEL_ROWS = 6, PANEL_TILES = 2; // whose sums are in registers together, where there are many rows
+constexpr int PANEL_ROWS = 6, PANEL_TILES = 2, PANEL_FROM = 25; // whose sums are in registers together, where there are many rows
 #else
 constexpr int INT_ROWS = 4, FLOAT_ROWS = 3;
 #endif
@@ -176,54 +176,59 @@ __attribute__((noinline)) void rows_int(const Packed &w, int64_t tile, const uin
 }
 
 #if defined(TR_AVX512)
-// R rows and the two tiles from `tile` on, whose quants lie in `bytes`: what is loaded of the one or the other is used more than
-// once. The same operations in the same order as in `rows_int`.
-template <Quants Q, int R>
-__attribute__((noinline)) void panel_int(const Packed &w, int64_t tile, const uint8_t *bytes, const Quantised &x, int64_t row, const Output &out, int64_t to) {
+// R rows and two tiles, `tile` and the one `other` behind it: what is loaded of the one or the other is used more than once, and there are sums enough to
+// keep the multipliers busy. `fetch`: the weights come from memory. The same operations in the same order as in `rows_int`.
+template <Quants Q, int R> __attribute__((noinline)) void panel_int(const Packed &w, int64_t tile, int64_t other, bool fetch, const Quantised &x, int64_t row, const Output &out, int64_t to) {
     constexpr int T = PANEL_TILES, BLOCKS = 32 / Q.block, GROUPS = Q.block / 4;
-    const uint8_t *span[T];
-    each<T>([&]<int t>() TR_INLINED { span[t] = w.data + size_t(tile + t) * w.tile_bytes(); });
-    const int64_t place = x.at(row, 0);
-    int64_t apart[R]; // of the rows' blocks
+    const int64_t place = x.at(row, 0), apart = other * int64_t(w.tile_bytes());
+    int64_t rows[R]; // where their blocks lie, from the first one's
     F acc[T][R];
     each<R>([&]<int r>() TR_INLINED {
-        apart[r] = x.at(row + r, 0) - place;
+        rows[r] = x.at(row + r, 0) - place;
         each<T>([&]<int t>() TR_INLINED { acc[t][r] = f_zero(); });
     });
     const float *d = x.d + place, *ds = Q.block == QBLOCK ? x.ds + place : x.ds16 + 2 * place;
     const int8_t *q = x.q + place * QBLOCK;
     const int32_t *s16 = x.s16 + 2 * place;
-    const int64_t other = w.k * LANES; // bytes from one tile's quants to the next one's
-    for (int64_t first = 0; first < w.k; first += Q.span()) {
-        const Scales<Q> scales[T] = {Scales<Q>(span[0]), Scales<Q>(span[1])};
-        for (int i = 0; i < Q.span() / 32; i++, bytes += 512, d += x.group, ds += BLOCKS * x.group, q += QBLOCK * x.group, s16 += 2 * x.group)
+    const uint8_t *span = w.data + size_t(tile) * w.tile_bytes();
+    for (const uint8_t *end = span + w.tile_bytes(); span < end; span += Q.span_bytes()) {
+        const Scales<Q> scales[T] = {Scales<Q>(span), Scales<Q>(span + apart)};
+        const uint8_t *payload = span + Q.header();
+        if (fetch) each<T>([&]<int t>() TR_INLINED { prefetch<(Q.header() + 63) / 64>(span + t * apart + PREFETCH); });
+        for (int i = 0; i < Q.span() / 32; i++, payload += Q.payload(), d += x.group, ds += BLOCKS * x.group, q += QBLOCK * x.group, s16 += 2 * x.group) {
+            if (fetch) each<T>([&]<int t>() TR_INLINED { prefetch<Q.payload() / 64>(payload + t * apart + PREFETCH); });
             each<BLOCKS>([&]<int HALF>() TR_INLINED {
-                DotOf<Q.bits> dot[T][R];
-                each<GROUPS>([&]<int G>() TR_INLINED {
-                    W quants[T];
-                    each<T>([&]<int t>() TR_INLINED { quants[t] = w_load(bytes + t * other + 64 * (HALF * GROUPS + G)); });
+                const auto total = [&](int r) TR_INLINED { return BLOCKS == 1 ? s16[2 * rows[r]] + s16[2 * rows[r] + 1] : s16[2 * rows[r] + HALF]; };
+                __m512i sums[T][R];
+                each<T * R>([&]<int j>() TR_INLINED { sums[j % T][j / T] = _mm512_setzero_si512(); });
+                each<GROUPS>([&]<int g>() TR_INLINED {
+                    constexpr int G = HALF * GROUPS + g;
+                    __m512i quants[T];
+                    each<T>([&]<int t>() TR_INLINED {
+                        quants[t] = group<Q.bits, G>(payload + t * apart).v;
+                        if constexpr (Q.bits == 8) quants[t] = ws_prepare({quants[t]}).v;
+                    });
                     each<R>([&]<int r>() TR_INLINED {
-                        const A a = a_load(q + apart[r] * QBLOCK + 4 * (HALF * GROUPS + G));
-                        each<T>([&]<int t>() TR_INLINED {
-                            dot[t][r].DotSmall::add(quants[t], a);
-                        });
+                        const A a = a_load(q + rows[r] * QBLOCK + 4 * G);
+                        each<T>([&]<int t>() TR_INLINED { sums[t][r] = _mm512_dpbusd_epi32(sums[t][r], quants[t], a.v); });
                     });
                 });
                 each<T>([&]<int t>() TR_INLINED {
                     F scale, min;
                     scales[t].at(i * BLOCKS + HALF, scale, min);
                     each<R>([&]<int r>() TR_INLINED {
-                        I sum = dot[t][r].finish(0);
-                        if constexpr (Q.zero) sum = sum - i_set1(Q.zero * (BLOCKS == 1 ? s16[2 * apart[r]] + s16[2 * apart[r] + 1] : s16[2 * apart[r] + HALF]));
-                        acc[t][r] = f_fma(i_float(sum), scale * f_set1(d[apart[r]]), acc[t][r]);
-                        if constexpr (Q.min != Min::None) acc[t][r] = f_fma(min, f_set1(ds[apart[r] * BLOCKS + HALF]), acc[t][r]);
+                        I sum{sums[t][r]};
+                        if constexpr (Q.bits == 8) sum = sum - i_set1(128 * total(r));
+                        if constexpr (Q.zero) sum = sum - i_set1(Q.zero * total(r));
+                        acc[t][r] = f_fma(i_float(sum), scale * f_set1(d[rows[r]]), acc[t][r]);
+                        if constexpr (Q.min != Min::None) acc[t][r] = f_fma(min, f_set1(ds[rows[r] * BLOCKS + HALF]), acc[t][r]);
                     });
                 });
             });
-        each<T>([&]<int t>() TR_INLINED { span[t] += Q.span_bytes(); });
+        }
     }
     each<T>([&]<int t>() TR_INLINED {
-        const Output at{out.data + t * out.next, out.ld, out.bias ? out.bias + t * LANES : nullptr, out.accumulate, out.next};
+        const Output at = out.of(t * other);
         each<R>([&]<int r>() TR_INLINED { write_out(at, to + r, acc[t][r]); });
     });
 }
@@ -303,18 +308,16 @@ void gemm_int(const Packed &w, int64_t tile, int64_t tiles, const Quantised &x, 
     with_quants(w.quants, [&]<Quants Q>() {
         int64_t t = 0;
 #if defined(TR_AVX512) && !defined(TR_AMX)
-        if constexpr (Q.bits != 8)
-            for (; rows > UNPACK_ROWS && t + PANEL_TILES <= tiles; t += PANEL_TILES) {
-                for (int i = 0; i < PANEL_TILES; i++) unpack<Q>(w, tile + t + i, scratch + i * w.k * LANES, [](W quants) { return quants; });
-                const Output at{out.data + t * out.next, out.ld, out.bias ? out.bias + t * LANES : nullptr, out.accumulate, out.next};
-                for (int64_t r = 0; r < rows; r += PANEL_ROWS)
-                    with_rows<PANEL_ROWS>(rows - r, [&]<int R>() { panel_int<Q, R>(w, tile + t, scratch, x, row0 + r, at, r); });
+        const int64_t half = rows >= PANEL_FROM ? tiles / PANEL_TILES : 0;
+        for (; t < half; t++)
+            for (int64_t r = 0, runs = (rows + PANEL_ROWS - 1) / PANEL_ROWS; r < rows; runs--) {
+                const int64_t n = (rows - r + runs - 1) / runs; // as even as can be: few rows keep the multipliers less busy
+                with_rows<PANEL_ROWS>(n, [&]<int R>() { panel_int<Q, R>(w, tile + t, half, r == 0, x, row0 + r, out.of(t), r); });
+                r += n;
             }
+        t = half * PANEL_TILES;
 #endif
-        for (; t < tiles; t++) {
-            const Output at{out.data + t * out.next, out.ld, out.bias ? out.bias + t * LANES : nullptr, out.accumulate, out.next};
-            tile_int<Q>(w, tile + t, x, row0, rows, at, scratch);
-        }
+        for (; t < tiles; t++) tile_int<Q>(w, tile + t, x, row0, rows, out.of(t), scratch);
     });
 }
 

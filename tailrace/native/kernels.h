@@ -96,7 +96,8 @@ struct Output {
     int64_t ld;
     const float *bias;   // the tile's sixteen, or null
     bool accumulate;     // add to what is there (residual)
-    int64_t next = LANES; // from one tile's first column to the next one's
+    int64_t next = LANES; // floats from one tile's first column to the next one's
+    TR_INLINE Output of(int64_t tile) const { return {data + tile * next, ld, bias ? bias + tile * LANES : nullptr, accumulate, next}; }
 };
 
 // How the keys or the values of a layer are kept: as they are in 16 bits, or rounded to a number of bits with a scale for
@@ -147,6 +148,13 @@ struct Kv {
     TR_INLINE uint8_t *value_at(int64_t page, int kv_head, int64_t block) const { return values + (kv_head * pages + page) * block; }
 };
 
+// What a thread that attends will most likely read next: a sequence's pages [page, end) of one head.
+struct Ahead {
+    const int32_t *table = nullptr; // null: nothing that is known
+    int kv_head = 0;
+    int64_t page = 0, end = 0;
+};
+
 // One attention layer over one step's batch.
 struct AttentionArgs {
     const float *q;      // [tokens, ldq]
@@ -157,6 +165,7 @@ struct AttentionArgs {
     float scale;
     int64_t window;      // 0: full
     Kv kv;               // head_dim is even
+    Ahead ahead{};       // a hint
 };
 struct Sequence {
     int64_t start, count;    // flat tokens

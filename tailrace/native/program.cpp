@@ -64,7 +64,7 @@ void Program::need_quantised(int index) {
 
 int Program::weight(const Packed &w) {
     weights_.push_back(w);
-    scratch_floats_ = std::max(scratch_floats_, size_t(w.k) * LANES / 4 * 2); // two tiles' quants
+    scratch_floats_ = std::max(scratch_floats_, size_t(w.k) * LANES / 4);
     return int(weights_.size()) - 1;
 }
 
@@ -321,9 +321,7 @@ Quantised Program::rounded(int buffer, int64_t rows) const {
 void Program::product(const Packed &w, int64_t tile, int64_t tiles, const Input &x, const Share &share, const Output &out, int thread) {
     auto *scratch = reinterpret_cast<uint8_t *>(scratch_[size_t(thread)].data());
     if (w.integer()) return k_->gemm_int(w, tile, tiles, x.rounded, share.row, share.rows, out, scratch);
-    for (int64_t t = 0; t < tiles; t++)
-        k_->gemm_float(w, tile + t, x.data, x.ld, share.row, share.rows,
-                       {out.data + t * out.next, out.ld, out.bias ? out.bias + t * LANES : nullptr, out.accumulate, out.next});
+    for (int64_t t = 0; t < tiles; t++) k_->gemm_float(w, tile + t, x.data, x.ld, share.row, share.rows, out.of(t));
 }
 
 Output Program::target(const Op &op, const Segment &s, int64_t tile, int64_t at) {
@@ -539,9 +537,16 @@ bool Program::work_spread(const Stage &stage, Progress &p, uint32_t task, uint32
 void Program::work_attend(const Op &op, int64_t task, int thread) {
     const AttentionPlan &plan = plans_[op.plan];
     const Unit &u = plan.units[size_t(task)];
-    const AttentionArgs a = arguments(op);
+    AttentionArgs a = arguments(op);
     const Sequence s = sequence(u.sequence, caches_[size_t(op.pool)].group);
     float *scratch = scratch_[size_t(thread)].data();
+    if (size_t(task) + 1 < plan.units.size()) {
+        const Unit &next = plan.units[size_t(task) + 1];
+        const Sequence n = sequence(next.sequence, caches_[size_t(op.pool)].group);
+        const int64_t end = n.context + (plan.split ? n.count : next.first + next.count);
+        const int64_t position = plan.split ? next.first * SPLIT : op.window > 0 ? std::max<int64_t>(0, n.context + next.first + 1 - op.window) : 0;
+        a.ahead = {n.table, next.kv_head, position / SPLIT * (SPLIT / PAGE), (end + PAGE - 1) / PAGE};
+    }
     if (!plan.split) {
         k_->attend(a, s, u.kv_head, u.first, u.count, scratch);
         return;
