@@ -11,17 +11,17 @@ using namespace tailrace;
 
 #if defined(TR_AVX512)
 constexpr int INT_ROWS = 8, FLOAT_ROWS = 6;
-constexpr int PANEL_ROWS = 6, PANEL_TILES = 2, PANEL_FROM = 25; // whose sums are in registers together, where there are many rows
+constexpr int PANEL_ROWS = 6, PANEL_TILES = 2; // whose sums are in registers together, where there are many rows
 #else
 constexpr int INT_ROWS = 4, FLOAT_ROWS = 3;
 #endif
 
-constexpr int UNPACK_ROWS = 3 * INT_ROWS; // up to so many, unpacking a tile again and again is cheaper than keeping it unpacked
+constexpr int UNPACK_ROWS = 3 * INT_ROWS; // up to so many, unpacking a tile again and again is cheaper than to keep it unpacked or to take two at once
 constexpr int PREFETCH = 4096; // bytes ahead of the block that is multiplied, where weights are read once
-#if defined(TR_AVX2) || (defined(TR_DOT_BF16) && !defined(TR_AMX))
+#if defined(TR_AVX2)
 constexpr int STREAMS = 3, STREAM_PREFETCH = 256; // runs of tiles that one row is multiplied with side by side, and bytes ahead in each
 #else
-constexpr int STREAMS = 1, STREAM_PREFETCH = PREFETCH; // to be measured
+constexpr int STREAMS = 1, STREAM_PREFETCH = PREFETCH; // on Zen 5 with AVX-512 three are no quicker
 #endif
 
 // Of lambdas in a kernel: inlined before anything else is done, or the arrays that they refer to stay in memory.
@@ -308,7 +308,7 @@ void gemm_int(const Packed &w, int64_t tile, int64_t tiles, const Quantised &x, 
     with_quants(w.quants, [&]<Quants Q>() {
         int64_t t = 0;
 #if defined(TR_AVX512) && !defined(TR_AMX)
-        const int64_t half = rows >= PANEL_FROM ? tiles / PANEL_TILES : 0;
+        const int64_t half = rows > UNPACK_ROWS ? tiles / PANEL_TILES : 0;
         for (; t < half; t++)
             for (int64_t r = 0, runs = (rows + PANEL_ROWS - 1) / PANEL_ROWS; r < rows; runs--) {
                 const int64_t n = (rows - r + runs - 1) / runs; // as even as can be: few rows keep the multipliers less busy

@@ -704,9 +704,9 @@ void attention(Pair p, Random &random, int kv_heads, int group, int head_dim, in
     same("merged pieces", merged, found);
     // These take queries and weights as bf16: other bits, a wider bound, and not for the digest.
     const std::string name = p.k.name;
-    const bool tiles = (name == "amx" || name == "avx512bf16") && head_dim % 32 == 0 && kept_key == Kept::BF16 && kept_value == Kept::BF16;
+    const bool rounded = (name == "amx" || name == "avx512bf16") && head_dim % 32 == 0 && kept_key == Kept::BF16 && kept_value == Kept::BF16;
     auto noted = found;
-    if (tiles)
+    if (rounded)
         for (int h = 0; h < kv_heads; h++) chosen("avx512")->attend(arguments(noted), sequence, h, 0, count, scratch.data());
     p.note(cache.keys, plain_cache.keys), p.note(cache.values, plain_cache.values), p.note(noted, truth);
     for (size_t i = 0; i < found.size(); i++) {
@@ -735,7 +735,7 @@ void attention(Pair p, Random &random, int kv_heads, int group, int head_dim, in
         // Numbers of four bits are sums of larger terms than what they stand for.
         const double larger = kept_key == Kept::I4 || kept_value == Kept::I4 ? 16.0 : 1.0;
         const double bound = (2.0 * (head_dim + 4) * size + 2.0 * SPLIT + double(end) / SPLIT + 20) * ROUNDING * largest * larger;
-        const double wide = bound + (tiles ? (2.0 * size + 2.0) * 0x1p-9 * largest : 0.0);
+        const double wide = bound + (rounded ? (2.0 * size + 2.0) * 0x1p-9 * largest : 0.0);
         for (size_t d = 0; d < out.size(); d++) near("found", i + d, found[i + d], out[d], wide), near("portable", i + d, truth[i + d], out[d], bound);
     }
 }
