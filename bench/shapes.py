@@ -220,8 +220,8 @@ def run(names: list[str], against: str | None, workloads: list[str], repeats: in
         new = not path_of(name, folder).exists()
         path = shlex.quote(str(file_of(name, folder, source)))
         shape = SHAPES[name.rpartition("-")[0]]
-        ours = f"{sys.executable} -m tailrace.cli serve {path} --port {{port}} --kv-tokens 16384 --max-context 4096 --draft-tokens 0"
-        ours += f" --cache {shlex.quote(str(folder / 'prepared'))}"
+        ours = f"{sys.executable} -m tailrace.cli serve {path} --port {{port}} --kv-tokens 16384 --max-context 4096"
+        ours += f" --draft-tokens 0 --cache {shlex.quote(str(folder / 'prepared'))}"
         if new:  # the first start repacks the weights; it is the next that is measured
             serve.Server("ours", ours).stop()
         print(f"\n### {name}, {size_of(name) / 1e6:,.0f} MB of weights\n", flush=True)

@@ -329,6 +329,23 @@ def test_tiles_are_a_ceiling_for_integers_and_count_whole() -> None:
     assert arithmetic("bf16", 16) == Bound("bf16", pytest.approx(16e6 / 50e9))
 
 
+@pytest.mark.parametrize(("kernels", "found"), [("avx512bf16", "bf16_dot"), ("amx", "amx_bf16"), ("avx512", "fp32")])
+def test_attention_is_held_against_the_instructions_that_its_build_attends_with(kernels: str, found: str) -> None:
+    ceilings = made()
+    pairs = tuple(Arithmetic(kind, "by hand", 2, 100e9, 100e9) for kind in ("bf16_dot", "amx_bf16"))
+    machine = msgspec.structs.replace(ceilings.machine, kernels=kernels)
+    ceilings = msgspec.structs.replace(ceilings, machine=machine, arithmetics=(*ceilings.arithmetics, *pairs))
+    best, plain = (
+        Bound(found, pytest.approx(1e6 / (50e9 if found == "fp32" else 100e9))),
+        Bound("fp32", pytest.approx(2e-5)),
+    )
+    for head_dim, bound in ((64, best), (80, plain)):
+        spec = Attention(0, heads=4, kv_heads=1, head_dim=head_dim, scale=1.0)
+        (kind,) = Parts((), (spec,), (), 0).attention(Shape(1, 4, 100)).operations
+        row = Row("attention", "", 1, Work({kind: 2_000_000}, 1, 1, 1), 4)
+        assert bounds_of(row, ceilings, Cold(1, "memory", 10e9)).arithmetic == bound
+
+
 @pytest.mark.parametrize("form", [Format.Q4_0, Format.Q8_0])
 def test_gate_up_silu_and_rounding_are_one_operation(form: Format) -> None:
     """Two products of 48 x 32 per row, and a row of 64 rounded: 64 bytes, and 8 for each block of 32."""
@@ -384,7 +401,7 @@ def test_a_model_s_steps_are_held_against_the_ceilings() -> None:
             assert p.ceiling_operations_per_second == min(
                 p.memory_ceiling_operations_per_second, p.arithmetic_ceiling_operations_per_second
             )
-            assert p.bound in {*KINDS, "amx_int8", "L1", "L2", "L3", "memory"}
+            assert p.bound in {*KINDS, "amx_int8", "bf16_dot", "amx_bf16", "L1", "L2", "L3", "memory"}
         assert step.cold_bytes == sum(work.cold_bytes for work in works.values())
         assert step.cold_bytes_per_second > 1e6
         assert step.tokens_per_second == pytest.approx(shape.rows / step.seconds)

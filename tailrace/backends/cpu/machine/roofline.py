@@ -26,7 +26,7 @@ from tailrace.backends.cpu.machine.attained import (
 from tailrace.backends.cpu.machine.ceilings import Ceilings
 from tailrace.backends.cpu.machine.points import Point, Roofline, StepPoints
 from tailrace.backends.cpu.machine.probe import Others, Report
-from tailrace.backends.cpu.machine.work import INTEGER, Parts, Shape, Work, added, parts_of
+from tailrace.backends.cpu.machine.work import INTEGER, PAIRS, Parts, Shape, Work, added, parts_of
 from tailrace.backends.cpu.memory import available_memory
 from tailrace.native import _kernels
 from tailrace.terms import InvalidInput
@@ -42,7 +42,10 @@ SECONDS = 6.0
 
 FASTER = dict.fromkeys(INTEGER, "amx_int8")
 """Kinds whose sums are exact, so that a product may take whichever instructions are the fastest. What is there for bf16
-rounds differently from what the kernels promise, and counts for nothing."""
+rounds differently from what the kernels promise, and counts for nothing, but in attention of builds that promise it."""
+
+PAIRED = {"avx512bf16": "bf16_dot", "amx": "amx_bf16"}
+"""Instructions that multiply pairs of bf16, by the kernel build that attends with them."""
 
 TILE_ROWS = 16
 """Rows that AMX multiplies in the time of one."""
@@ -106,6 +109,9 @@ def bounds_of(row: Row, ceilings: Ceilings, cold: Cold) -> Bounds:
 def _arithmetic(kind: str, multiply_adds: float, rows: int, ceilings: Ceilings) -> Bound:
     """What so many multiply-adds take at least, and the instructions that would do it."""
     threads, faster = ceilings.machine.threads, FASTER.get(kind)
+    if kind.endswith(PAIRS):
+        paired = PAIRED.get(ceilings.machine.kernels)
+        kind = paired if paired in ceilings.kinds(threads) else kind.removesuffix(PAIRS)
     bounds = [Bound(kind, multiply_adds / ceilings.multiply_adds(kind, threads))]
     if faster is not None and faster in ceilings.kinds(threads):
         tiles = -(-rows // TILE_ROWS) * TILE_ROWS

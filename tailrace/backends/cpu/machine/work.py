@@ -31,6 +31,12 @@ ROUNDING, SAMPLING = 4, 1
 WIDENED_ROWS = 6
 """(query, head) rows above which attention widens keys and values to float32 once for all of them."""
 
+PAIRS = "_pairs"
+"""What the kind of attention's multiply-adds ends with where a build with instructions for pairs of bf16 uses them."""
+
+PAIRED_DIMS = 32
+"""Head sizes that are multiples of it are such."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -215,7 +221,7 @@ def _attention(spec: Attention, shape: Shape) -> Work:
     earlier = min(shape.context, spec.window - 1) if spec.window else shape.context
     own = shape.rows * (token + 2 * 4 * spec.heads * spec.head_dim)
     rows = shape.count * (spec.heads // spec.kv_heads)
-    kind = "fp32" if rows > WIDENED_ROWS else "bf16"
+    kind = ("fp32" if rows > WIDENED_ROWS else "bf16") + (PAIRS if spec.head_dim % PAIRED_DIMS == 0 else "")
     return single({kind: operations}, shape.sequences * earlier * token, own)
 
 
