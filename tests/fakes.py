@@ -27,6 +27,7 @@ from tailrace.text.grammar import Grammar, GrammarError
 
 if TYPE_CHECKING:
     from tailrace.engine.publisher import Publisher
+    from tailrace.kv.cost import LoadCost
 
 FORCE = 50.0  # a logit bias above this wins
 
@@ -461,6 +462,7 @@ class Driver:
         check_every: int = 1,
         publisher: Publisher | None = None,
         tier: Tier | Sequence[Tier] | None = None,
+        cost: LoadCost | None = None,
         period: int = 0,
     ) -> None:
         self._check_every = check_every
@@ -479,7 +481,7 @@ class Driver:
             period=period,
         )
         tiers = list(tier) if isinstance(tier, Sequence) else [tier] if tier is not None else []
-        self.transfers = Transfers(tiers, self.backend, clock=self.clock, thread=False) if tiers else None
+        self.transfers = Transfers(tiers, self.backend, cost=cost, clock=self.clock, thread=False) if tiers else None
         self.grammars = Grammars(lambda: FakeCompiler(vocab), clock=self.clock, thread=False)
         self.core = EngineCore(
             self.backend,

@@ -22,7 +22,7 @@ from tailrace.engine.core import EngineCore
 from tailrace.engine.loading import open_publisher, open_transfers
 from tailrace.engine.process import Loaded
 from tailrace.engine.spec import EngineSpec
-from tailrace.kv.cost import LoadCost
+from tailrace.kv.cost import LoadCost, MeasuredCost
 from tailrace.terms import InvalidInput
 from tailrace.text import Text, TokenBytes
 from tailrace.text.answer.formats import LAYOUTS, TOOL_FORMATS, Layout, ToolFormat
@@ -102,7 +102,7 @@ def compiler() -> Compiler:
     return Compiler(table(), vocab=PADDED, eos_ids=(EOS,), encode=StandText().encode_inside)
 
 
-def build(spec: EngineSpec, kind: type[Parrot]) -> Loaded:
+def build(spec: EngineSpec, kind: type[Parrot], cost: LoadCost | None = None) -> Loaded:
     kv_tokens = spec.kv_tokens or 8192
     backend = kind(kv_tokens // PAGE_SIZE, VOCAB)
     config = EngineConfig(
@@ -127,7 +127,7 @@ def build(spec: EngineSpec, kind: type[Parrot]) -> Loaded:
         token_bytes=table(),
         identity=b"stand",
         publisher=open_publisher(spec),
-        transfers=open_transfers(spec, backend),
+        transfers=open_transfers(spec, backend, cost),
         grammars=Grammars(compiler),
     )
     return Loaded(
@@ -154,21 +154,16 @@ def load_slow(spec: EngineSpec) -> Loaded:
     return build(spec, Slow)
 
 
-class Eager(LoadCost):
+class Eager(MeasuredCost):
     """Takes loading to be the quicker one whatever it is told: the stand-in computes next to nothing."""
 
-    def quicker(self, size: int, tokens: int, before: int = 0) -> bool:
-        return True
+    def compute_seconds(self, tokens: int, after: int = 0) -> float:
+        return float("inf")
 
 
 def load_eager(spec: EngineSpec) -> Loaded:
     """One that loads from the tiers below the pool all that is there."""
-    loaded = build(spec, Parrot)
-    assert isinstance(loaded.core, EngineCore)
-    assert loaded.core._transfers is not None
-    for mover in loaded.core._transfers.movers:
-        mover.cost = Eager()
-    return loaded
+    return build(spec, Parrot, Eager())
 
 
 def load_late(spec: EngineSpec) -> Loaded:
