@@ -3,6 +3,8 @@ however long it takes, and nothing stays held."""
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from pathlib import Path
 
@@ -463,6 +465,40 @@ def test_the_thread_moves_pages_and_ends(tmp_path: Path) -> None:
         assert backend.read_page(at) == driver.backend.read_page(node.page)
     again.close()
     assert not any(thread.name.startswith("kv-") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EDQUOT, errno.EIO], ids=errno.errorcode.get)
+@pytest.mark.parametrize("call", ["open", "readv", "writev", "rename"])
+def test_a_disk_whose_calls_fail_now_and_then_costs_no_token(
+    call: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def disk() -> DiskTier:
+        page_bytes = FakeBackend(1).page_bytes
+        return DiskTier(tmp_path, 1 << 20, numerics="fake", page_bytes=page_bytes, page_tokens=16)
+
+    first = alone(Driver(CONFIG, tier=disk()), "a", SESSION)
+    real, calls = getattr(os, call), []
+
+    def fail(*args: object, **options: object) -> object:
+        calls.append(args)
+        if len(calls) % 40 == 20:
+            raise OSError(number, os.strerror(number))
+        return real(*args, **options)
+
+    driver = Driver(CONFIG, tier=disk())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        for turn in range(3):
+            assert alone(driver, f"b{turn}", SESSION) == first
+            alone(driver, f"other{turn}", [turn, *SESSION[:400]])
+            driver.core.reset_prefix()
+    assert len(calls) >= 20
+    gauges = driver.core.gauges.tiers["disk"]
+    reads = call in ("open", "readv")  # the first that fails is a load's
+    assert (gauges.misses["error"] > 0, gauges.refused > 0) == (reads, not reads)
+    assert sum(gauges.misses.values()) == gauges.misses["error"]
+    assert gauges.hits > 0
+    driver.assert_at_rest()
 
 
 # --- several tiers
