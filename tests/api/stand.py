@@ -22,12 +22,12 @@ from tailrace.engine.core import EngineCore
 from tailrace.engine.loading import open_publisher, open_transfers
 from tailrace.engine.process import Loaded
 from tailrace.engine.spec import EngineSpec
-from tailrace.kv.cost import LoadCost, MeasuredCost
+from tailrace.kv.cost import LoadCost
 from tailrace.terms import InvalidInput
 from tailrace.text import Text, TokenBytes
 from tailrace.text.answer.formats import LAYOUTS, TOOL_FORMATS, Layout, ToolFormat
 from tailrace.text.grammar import Compiler
-from tests.fakes import FakeBackend
+from tests.fakes import Eager, FakeBackend
 
 BOS, EOS, ROLE, SAY, HANG, CRASH, RAISE = range(7)
 SPECIALS = ("<bos>", "<eos>", "<role>", "<say>", "<hang>", "<crash>", "<raise>")
@@ -152,13 +152,6 @@ def load(spec: EngineSpec) -> Loaded:
 def load_slow(spec: EngineSpec) -> Loaded:
     """A slow one, so that tests can act while it works."""
     return build(spec, Slow)
-
-
-class Eager(MeasuredCost):
-    """Takes loading to be the quicker one whatever it is told: the stand-in computes next to nothing."""
-
-    def compute_seconds(self, tokens: int, after: int = 0) -> float:
-        return float("inf")
 
 
 def load_eager(spec: EngineSpec) -> Loaded:
