@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import secrets
+import stat
 import threading
 import time
 from collections import OrderedDict
@@ -225,7 +226,7 @@ class DiskTier:
                         state = entry.stat(follow_symlinks=False)
                         if entry.name.endswith(".tmp") and now - state.st_mtime > STALE_SECONDS:
                             os.unlink(entry.path)
-                        elif NAME.fullmatch(entry.name):
+                        elif NAME.fullmatch(entry.name) and stat.S_ISREG(state.st_mode):
                             size = -(-state.st_size // BLOCK) * BLOCK
                             found.append((state.st_mtime_ns, bytes.fromhex(entry.name), size))
         except OSError as error:

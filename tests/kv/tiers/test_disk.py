@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
+import pickle
 import random
 import stat
 import subprocess
@@ -100,7 +102,38 @@ def spoil_header(at: int) -> Callable[[bytes], bytes]:
     return lambda raw: raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
 
 
+UNPICKLED: list[str] = []
+
+
+class Bomb:
+    """Shows where it has been unpickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return UNPICKLED.append, ("boom",)
+
+
+def bomb(_raw: bytes) -> bytes:
+    return pickle.dumps(Bomb())
+
+
+def as_long(make: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    """The same, filled up with zeros to a page's length."""
+    return lambda raw: make(raw).ljust(len(raw), b"\0")
+
+
+def zipped(_raw: bytes) -> bytes:
+    """As numpy and torch store objects."""
+    file = io.BytesIO()
+    np.savez(file, page=np.array([Bomb()], dtype=object))
+    return file.getvalue()
+
+
 SPOILT: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "a pickle": (bomb, "size"),
+    "a pickle as long as a page": (as_long(bomb), "foreign"),
+    "arrays of pickles": (zipped, "size"),
+    "arrays of pickles as long as a page": (as_long(zipped), "foreign"),
+    "text": (as_long(lambda raw: b'{"page": 1}'), "foreign"),
     "empty": (lambda raw: b"", "size"),
     "cut in the header": (lambda raw: raw[:20], "size"),
     "cut by a byte": (lambda raw: raw[:-1], "size"),
@@ -129,10 +162,30 @@ def test_a_file_that_was_spoilt_is_a_miss_and_goes(name: str, tmp_path: Path) ->
     assert loaded(disk, keys[1]) is None
     assert disk.stats().misses == {**dict.fromkeys(CAUSES, 0), cause: 1}
     assert not path.exists()
+    assert not UNPICKLED
     assert disk.lookup(chain(1, 3), 0, 3) == 1
     assert disk.stats().bytes == 2 * FILE
     assert disk.store(keys[1], content(keys[1]))
     assert loaded(disk, keys[1]) == content(keys[1])
+
+
+@pytest.mark.parametrize("kind", ["directory", "link", "pipe"])
+def test_what_is_no_file_is_a_miss_and_the_next_start_does_not_know_it(kind: str, tmp_path: Path) -> None:
+    disk = tier(tmp_path / "kv")
+    keys = keep(disk, chain(1, 2))
+    path = path_of(tmp_path / "kv", keys[1])
+    path.rename(tmp_path / "page")
+    match kind:
+        case "directory":
+            path.mkdir()
+        case "link":
+            path.symlink_to(tmp_path / "page")
+        case _:
+            os.mkfifo(path)
+    assert tier(tmp_path / "kv").stats().pages == 1
+    assert disk.load(keys[1]) is None
+    assert sum(disk.stats().misses.values()) == 1
+    assert loaded(disk, keys[0]) == content(keys[0])
 
 
 @settings(
