@@ -23,7 +23,7 @@ from tailrace.engine.loading import open_publisher, open_transfers
 from tailrace.engine.process import Loaded
 from tailrace.engine.spec import EngineSpec
 from tailrace.kv.cost import LoadCost
-from tailrace.terms import InvalidInput
+from tailrace.terms import InvalidInput, ModelError
 from tailrace.text import Text, TokenBytes
 from tailrace.text.answer.formats import LAYOUTS, TOOL_FORMATS, Layout, ToolFormat
 from tailrace.text.grammar import Compiler
@@ -167,7 +167,17 @@ def load_late(spec: EngineSpec) -> Loaded:
 
 def load_nothing(spec: EngineSpec) -> Loaded:
     """An engine that cannot start."""
-    raise InvalidInput("this model is not a model")
+    raise ModelError("this model is not a model")
+
+
+def load_wrongly(spec: EngineSpec) -> Loaded:
+    """One that cannot do what it is told."""
+    raise InvalidInput("nobody can do that")
+
+
+def load_and_die(spec: EngineSpec) -> Loaded:
+    """One that ends without a word."""
+    os._exit(3)
 
 
 class StandText:
