@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from bench.valkey import Server, program
+from bench.valkeyserver import Server, program
 
 __all__ = ["Server", "StandIn", "needs_server", "running"]
 

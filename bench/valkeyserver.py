@@ -79,9 +79,14 @@ class Server:
         self.kill()
 
 
-def shared_by(server: Server) -> str:
-    """The options with which replicas share it, under a key of its own."""
+def key_beside(server: Server) -> Path:
+    """A new key for pages, in a file beside its socket."""
     key = server.path.with_name("key")
     key.touch(mode=0o600)
     key.write_bytes(os.urandom(32))
-    return f"--kv-valkey {server.url} --kv-key-file {key}"
+    return key
+
+
+def shared_by(server: Server) -> str:
+    """The options with which replicas share it, under a key of its own."""
+    return f"--kv-valkey {server.url} --kv-key-file {key_beside(server)}"
