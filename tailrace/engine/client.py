@@ -48,7 +48,7 @@ from tailrace.engine.supervisor import (
     spawn,
 )
 from tailrace.engine.wire import Peer
-from tailrace.terms import EngineDied, Event, EventKind, Overloaded, TailraceError
+from tailrace.terms import EngineDied, Event, EventKind, InvalidInput, Overloaded, TailraceError
 
 State = Literal["new", "starting", "ready", "sleeping", "asleep", "down", "failed", "closed"]
 """`sleeping`: on the way to `asleep`, where there is no engine, but a process that has imported what one needs."""
@@ -116,6 +116,7 @@ class EngineClient:
         self.gauges = Gauges()
         self.baseline: Gauges | None = None  # the counters that the current engine started from
         self.error = ""  # why the last engine ended
+        self._invalid = False  # it was told to do what cannot be
         self.restarts = 0
         self.wakes = 0
         self.log_level: EngineLog = "warning"
@@ -159,10 +160,11 @@ class EngineClient:
         self._watch = asyncio.create_task(self._watch_pulse(), name="engine watch")
 
     async def wait_ready(self) -> Ready:
-        """Waits until the engine has warmed up. Raises EngineDied where its first start fails."""
+        """Waits until the engine has warmed up. Where its first start fails raises InvalidInput if what it was told is
+        the reason, else EngineDied."""
         while self.ready is None:
             if self.state in ("failed", "closed"):
-                raise EngineDied(self.error or "the engine is closed")
+                raise InvalidInput(self.error) if self._invalid else EngineDied(self.error or "the engine is closed")
             await self._change()
         return self.ready
 
@@ -440,8 +442,8 @@ class EngineClient:
                     self._report(f"tailrace: the engine is ready again after {took:.2f} s (restart {self.restarts})")
             case Spans() if self.on_spans is not None:
                 self.on_spans(message)
-            case Fatal(error=error):
-                self.error = error
+            case Fatal(error=error, invalid=invalid):
+                self.error, self._invalid = error, invalid
 
     def _note(self, events: Sequence[Event]) -> None:
         for event in events:

@@ -20,6 +20,7 @@ from tailrace.terms import InvalidInput, ModelError
 if TYPE_CHECKING:
     from tailrace.engine.publisher import Publisher
     from tailrace.engine.transfer import Transfers
+    from tailrace.kv.cost import LoadCost
     from tailrace.kv.tiers import Tier
     from tailrace.models.decoder import Model, ModelConfig
     from tailrace.models.hidden import HiddenModel
@@ -174,9 +175,10 @@ def identity(spec: EngineSpec, backend: Backend, context: int, variant: str = ""
     return f"{files} {variant or 'stored'} {backend.name} {computed} {kept} {context}".encode()
 
 
-def open_transfers(spec: EngineSpec, backend: Backend) -> Transfers | None:
-    """What moves pages between the pool and the tiers below it, where `spec` names any. Raises InvalidInput where one
-    cannot be used; a server that is not there is no such thing."""
+def open_transfers(spec: EngineSpec, backend: Backend, cost: LoadCost | None = None) -> Transfers | None:
+    """What moves pages between the pool and the tiers below it, where `spec` names any. `cost` says when loading is
+    quicker than computing; without one, what was measured does. Raises InvalidInput where a tier cannot be used; a
+    server that is not there is no such thing."""
     tiers: list[Tier] = []
     key_file = Path(spec.kv_key_file).expanduser() if spec.kv_key_file else None
     numerics, page_bytes = backend.numerics, backend.page_bytes
@@ -205,7 +207,7 @@ def open_transfers(spec: EngineSpec, backend: Backend) -> Transfers | None:
         return None
     from tailrace.engine.transfer import Transfers
 
-    return Transfers(tiers, backend)
+    return Transfers(tiers, backend, cost=cost)
 
 
 def open_publisher(spec: EngineSpec) -> Publisher | None:

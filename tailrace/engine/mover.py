@@ -17,12 +17,12 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tailrace.kv.cost import LoadCost
 from tailrace.kv.tiers import PageKey, Tier
 
 if TYPE_CHECKING:
     from tailrace.backends import Backend, Pages
     from tailrace.engine.request import Request
+    from tailrace.kv.cost import LoadCost
     from tailrace.kv.prefix import PageChain
 
 CLOSE_SECONDS = 0.5
@@ -113,7 +113,7 @@ class Part:
         self.count = count
         self.done = 0
         self.queued = 0  # of those: that still waited to be stored
-        self.before = 0  # bytes that it had to wait for
+        self.before = 0  # pages that it had to wait for
         self.predicted = 0.0  # seconds that it should take
         self.started = 0.0  # when its first page's turn came, and when it was done
         self.ended = 0.0
@@ -154,6 +154,7 @@ class Mover:
         backend: Backend,
         room: int,
         *,
+        cost: LoadCost,
         clock: Callable[[], float],
         ended: Callable[[Part], None],
         answered: Callable[[Lookup], None],
@@ -161,7 +162,7 @@ class Mover:
         thread: bool,
     ) -> None:
         self.tier = tier
-        self.cost = LoadCost()
+        self._cost = cost
         self.room = room  # most pages that wait to be stored
         self.dropped = 0
         self.declined = 0  # loads that were not made
@@ -235,10 +236,10 @@ class Mover:
 
     def begin(self, part: Part, page_bytes: int) -> None:
         """Begins to fill a part's pages."""
-        part.before = self.before() * page_bytes
+        part.before = self.before()
         keys = part.load.keys[part.at : part.at + part.count]
         stored = sum(key.digest not in self._waiting for key in keys)
-        part.predicted = self.cost.load_seconds(stored * page_bytes, part.before)
+        part.predicted = self._cost.load_seconds(self.tier.name, stored, page_bytes, part.before)
         with self._wake:
             self._parts.append(part)
             self._wake.notify()
@@ -287,7 +288,8 @@ class Mover:
         if load.computing < float("inf"):
             self.computing_seconds += load.computing * used / max(1, len(load.pages))
         if not part.before and not part.queued:
-            self.cost.loaded(part.done * page_bytes, part.ended - part.started, part.started - load.begun)
+            seconds, latency = part.ended - part.started, part.started - load.begun
+            self._cost.loaded(self.tier.name, part.done, page_bytes, seconds, latency)
 
     def stop(self) -> None:
         """Ends the thread once what is queued is stored."""

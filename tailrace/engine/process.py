@@ -45,7 +45,7 @@ from tailrace.engine.protocol import (
 )
 from tailrace.engine.spec import EngineSpec
 from tailrace.engine.wire import Line
-from tailrace.terms import ModelError, TailraceError
+from tailrace.terms import InvalidInput, ModelError, TailraceError
 
 if TYPE_CHECKING:
     from tailrace.engine.profile import Profile
@@ -389,8 +389,9 @@ def main() -> int:
     except Exception as error:  # noqa: BLE001 - last words: whatever it was, the parent must hear of it
         if not isinstance(error, TailraceError):
             traceback.print_exc()
+        why = str(error) if isinstance(error, TailraceError) else repr(error)
         with contextlib.suppress(ConnectionError):
-            line.send(msgspec.msgpack.encode(Fatal(str(error) if isinstance(error, TailraceError) else repr(error))))
+            line.send(msgspec.msgpack.encode(Fatal(why, invalid=isinstance(error, InvalidInput))))
         return 1
     line.close()
     return 0

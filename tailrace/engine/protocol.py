@@ -252,9 +252,10 @@ class Spans(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fatal(msgspec.Struct, frozen=True, tag=True):
-    """The engine is about to end because of this."""
+    """The engine is about to end because of this. `invalid`: what it was told to do cannot be (InvalidInput)."""
 
     error: str
+    invalid: bool = False
 
 
 ToEngine = Submit | Encode | Abort | Control

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tailrace.backends import PAGE_SIZE
 from tailrace.engine.mover import CLOSE_SECONDS, Copy, Load, Lookup, Mover, Part
+from tailrace.kv.cost import LoadCost, MeasuredCost
 from tailrace.kv.prefix import PageChain
 from tailrace.kv.tiers import PageKey, Tier, TierStats
 
@@ -77,19 +78,22 @@ class TransferStats:
 
 
 class Transfers:
-    """All that goes on between the pool and `tiers`. `notify` is called on another thread whenever a load has ended or
-    a question is answered. Without `thread` whoever calls `work` does it all."""
+    """All that goes on between the pool and `tiers`; `cost` says what is quicker, what was measured unless another is
+    given. `notify` is called on another thread whenever a load has ended or a question is answered. Without `thread`
+    whoever calls `work` does it all."""
 
     def __init__(
         self,
         tiers: Sequence[Tier],
         backend: Backend,
         *,
+        cost: LoadCost | None = None,
         queue_bytes: int = QUEUE_BYTES,
         clock: Callable[[], float] = time.monotonic,
         thread: bool = True,
     ) -> None:
         self.page_bytes = backend.page_bytes
+        self.cost: LoadCost = cost or MeasuredCost()
         self.notify: Callable[[], None] = lambda: None
         self._backend = backend
         self._clock = clock
@@ -104,6 +108,7 @@ class Transfers:
                 tier,
                 backend,
                 room,
+                cost=self.cost,
                 clock=clock,
                 ended=self._part_ended,
                 answered=self._answered,
@@ -145,8 +150,7 @@ class Transfers:
 
     def computed(self, tokens: int, seconds: float) -> None:
         """A step computed so many tokens of prompts."""
-        for mover in self.movers:
-            mover.cost.computed(tokens, seconds)
+        self.cost.computed(tokens, seconds)
 
     def used(self, chain: PageChain, count: int) -> None:
         """A chain's first pages are in use."""
@@ -168,10 +172,11 @@ class Transfers:
                 break
             if not tier.asked or not tier.up or mover.overdue:
                 continue
-            if mover.cost.quicker(count * self.page_bytes, count * PAGE_SIZE, mover.before() * self.page_bytes):
+            if self._quicker(mover, count, count, first, mover.before()):
                 lookup = Lookup(chain.digests[first:limit], now)
                 mover.ask(lookup)
                 return lookup
+            self.cost.declined(tier.name)
         return Lookup((), now)
 
     def awaited(self, lookup: Lookup) -> bool:
@@ -188,8 +193,8 @@ class Transfers:
     def offer(self, chain: PageChain, first: int, limit: int) -> Offered:
         """Which of a chain's pages first .. limit-1 are better loaded than computed, from which tiers."""
         at, split = first, []
-        sizes = [0] * len(self.movers)  # bytes that each is to load
-        before = [mover.before() * self.page_bytes for mover in self.movers]
+        sizes = [0] * len(self.movers)  # pages that each is to load
+        before = [mover.before() for mover in self.movers]
         used: set[int] = set()
         declined, slower, late = 0, 0.0, False
         names: list[str] = []  # of the tiers whose pages are declined
@@ -201,12 +206,13 @@ class Transfers:
                 count, queued = mover.lookup(chain, at, limit)
                 if not count:
                     continue
-                size, ahead = (count - queued) * self.page_bytes, before[number] + sizes[number]
-                if mover.cost.quicker(size, count * PAGE_SIZE, ahead):
+                size, ahead = count - queued, before[number] + sizes[number]
+                if self._quicker(mover, size, count, at, ahead):
                     break
+                self.cost.declined(mover.tier.name)
                 mover.declined += 1
                 declined = max(declined, count)
-                slower = max(slower, mover.cost.load_seconds(size, ahead))
+                slower = max(slower, self._load_seconds(mover, size, ahead))
                 names.append(mover.tier.name)
             else:
                 break
@@ -214,15 +220,23 @@ class Transfers:
             used.add(number)
             sizes[number] += size
             at += count
-        cost = self.movers[0].cost  # all have been told the same of computing
-        computing = cost.compute_seconds((at - first if split else declined) * PAGE_SIZE)
+        computing = self.cost.compute_seconds((at - first if split else declined) * PAGE_SIZE, first * PAGE_SIZE)
         if split:
-            loading = max(self.movers[number].cost.load_seconds(sizes[number], before[number]) for number in used)
+            loading = max(self._load_seconds(self.movers[n], sizes[n], before[n]) for n in used)
             tiers = "+".join(self.movers[number].tier.name for number in sorted(used))
             return Offered(at - first, tiers, loading, computing, "", split=tuple(split))
         if declined:
             return Offered(0, "+".join(names), slower, computing, "slower", declined)
         return Offered(why="late") if late else NOTHING
+
+    def _load_seconds(self, mover: Mover, pages: int, before: int) -> float:
+        return self.cost.load_seconds(mover.tier.name, pages, self.page_bytes, before)
+
+    def _quicker(self, mover: Mover, pages: int, count: int, at: int, before: int) -> bool:
+        """Whether `count` pages after `at` others of a chain, of which `pages` are in the tier and the rest in its
+        queue, should be loaded sooner than computed."""
+        computing = self.cost.compute_seconds(count * PAGE_SIZE, at * PAGE_SIZE)
+        return self._load_seconds(mover, pages, before) < computing
 
     def begin(self, load: Load) -> None:
         """Begins to fill the load's pages. No step that runs may touch them, nor any that is launched before the load

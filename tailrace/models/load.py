@@ -29,8 +29,9 @@ def architecture_of(checkpoint: Checkpoint) -> ModuleType:
             f"{checkpoint.path}: {kind} models are encoders: they embed or compare texts, and generate none"
         )
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
+        latent = " (latent attention: kv_lora_rank)" if checkpoint.config.get("kv_lora_rank") else ""
         raise ModelError(
-            f"{checkpoint.path}: model_type {kind!r} is not supported; supported are "
+            f"{checkpoint.path}: model_type {kind!r} is not supported{latent}; supported are "
             f"{', '.join((*ARCHITECTURES, *ENCODERS))}"
         )
     return importlib.import_module(f"tailrace.models.{ARCHITECTURES[kind]}")

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -126,11 +126,11 @@ class Running:
         return status
 
 
-def launch(**settings: Any) -> Running:
-    """Starts a server; does not wait for it."""
+def launch(within: Sequence[str] = (), **settings: Any) -> Running:
+    """Starts a server, by the command `within` where there is one; does not wait for it."""
     body = {"model": "stand", "port": 0, "loader": "tests.api.stand:load", **settings}
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.api.serve", json.dumps(body)],
+        [*within, sys.executable, "-m", "tests.api.serve", json.dumps(body)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))},
         stdout=subprocess.PIPE,

@@ -23,11 +23,11 @@ from tailrace.engine.loading import open_publisher, open_transfers
 from tailrace.engine.process import Loaded
 from tailrace.engine.spec import EngineSpec
 from tailrace.kv.cost import LoadCost
-from tailrace.terms import InvalidInput
+from tailrace.terms import InvalidInput, ModelError
 from tailrace.text import Text, TokenBytes
 from tailrace.text.answer.formats import LAYOUTS, TOOL_FORMATS, Layout, ToolFormat
 from tailrace.text.grammar import Compiler
-from tests.fakes import FakeBackend
+from tests.fakes import Eager, FakeBackend
 
 BOS, EOS, ROLE, SAY, HANG, CRASH, RAISE = range(7)
 SPECIALS = ("<bos>", "<eos>", "<role>", "<say>", "<hang>", "<crash>", "<raise>")
@@ -102,7 +102,7 @@ def compiler() -> Compiler:
     return Compiler(table(), vocab=PADDED, eos_ids=(EOS,), encode=StandText().encode_inside)
 
 
-def build(spec: EngineSpec, kind: type[Parrot]) -> Loaded:
+def build(spec: EngineSpec, kind: type[Parrot], cost: LoadCost | None = None) -> Loaded:
     kv_tokens = spec.kv_tokens or 8192
     backend = kind(kv_tokens // PAGE_SIZE, VOCAB)
     config = EngineConfig(
@@ -127,7 +127,7 @@ def build(spec: EngineSpec, kind: type[Parrot]) -> Loaded:
         token_bytes=table(),
         identity=b"stand",
         publisher=open_publisher(spec),
-        transfers=open_transfers(spec, backend),
+        transfers=open_transfers(spec, backend, cost),
         grammars=Grammars(compiler),
     )
     return Loaded(
@@ -154,21 +154,9 @@ def load_slow(spec: EngineSpec) -> Loaded:
     return build(spec, Slow)
 
 
-class Eager(LoadCost):
-    """Takes loading to be the quicker one whatever it is told: the stand-in computes next to nothing."""
-
-    def quicker(self, size: int, tokens: int, before: int = 0) -> bool:
-        return True
-
-
 def load_eager(spec: EngineSpec) -> Loaded:
     """One that loads from the tiers below the pool all that is there."""
-    loaded = build(spec, Parrot)
-    assert isinstance(loaded.core, EngineCore)
-    assert loaded.core._transfers is not None
-    for mover in loaded.core._transfers.movers:
-        mover.cost = Eager()
-    return loaded
+    return build(spec, Parrot, Eager())
 
 
 def load_late(spec: EngineSpec) -> Loaded:
@@ -179,7 +167,17 @@ def load_late(spec: EngineSpec) -> Loaded:
 
 def load_nothing(spec: EngineSpec) -> Loaded:
     """An engine that cannot start."""
-    raise InvalidInput("this model is not a model")
+    raise ModelError("this model is not a model")
+
+
+def load_wrongly(spec: EngineSpec) -> Loaded:
+    """One that cannot do what it is told."""
+    raise InvalidInput("nobody can do that")
+
+
+def load_and_die(spec: EngineSpec) -> Loaded:
+    """One that ends without a word."""
+    os._exit(3)
 
 
 class StandText:

@@ -41,6 +41,7 @@ def test_a_session_comes_back_after_a_restart(fresh: Callable[..., Any], tmp_pat
     with fresh(**EAGER, kv_disk=str(tmp_path / "kv")) as server:
         first, cached = ask(server, SESSION)
         assert cached == 0
+        assert f"KV pages are also kept in {tmp_path / 'kv'} (at most 4096 MiB)\n" in server.lines
         stored(server, STORED)
         assert server.metric("tailrace_kv_disk_stored_total") == STORED
         assert server.finish() == 0

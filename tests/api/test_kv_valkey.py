@@ -47,6 +47,7 @@ def test_a_session_goes_on_at_another_replica_but_not_under_another_key(fresh: F
         one.key = two.key = "alice"
         first, cached = ask(one, SESSION)
         assert cached == 0
+        assert f"KV pages are shared through {valkey.url}\n" in one.lines
         shared(one, STORED)
         assert ask(two, SESSION, key="bob") == (first, 0)
         assert two.metric("tailrace_kv_valkey_loads_total") == 0
@@ -100,6 +101,7 @@ def test_twenty_sessions_keep_their_secrets_in_a_pool_for_one(fresh: Fresh, key:
                     if turn == 1 and at == 7:
                         valkey.kill()
                     if turn == 1 and at == 14:
+                        assert ask(two, sessions[12])[0] == truth[12]  # computed just now, and out of memory already
                         valkey.start()
                         until(lambda: is_up(two), "the server to be used again", 60)
                     text, found = ask(two, session)

@@ -276,10 +276,22 @@ def test_a_second_signal_ends_at_once(fresh: Any) -> None:
         assert server.wait() == 130
 
 
-def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason() -> None:
-    server = launch(loader="tests.api.stand:load_nothing")
-    assert server.wait() == 1
-    assert "this model is not a model" in "".join(server.lines)
+@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize(
+    ("loader", "status", "why"),
+    [
+        ("load_nothing", 1, "this model is not a model"),
+        ("load_wrongly", 2, "nobody can do that"),
+        ("load_and_die", 1, "the engine process ended: it exited with status 3"),
+    ],
+)
+def test_an_engine_that_cannot_start_ends_the_server_with_its_reason(
+    loader: str, status: int, why: str, quiet: bool
+) -> None:
+    server = launch(loader=f"tests.api.stand:{loader}", quiet=quiet)
+    assert server.wait() == status
+    assert server.lines == [f"tailrace: cannot serve stand: {why}\n"]
+    assert server.log == []
 
 
 def test_nothing_is_ready_before_the_engine_is(fresh: Any) -> None:

@@ -136,15 +136,19 @@ def test_a_text_is_pinned_as_the_chat_template_renders_it(smollm2: Path, tmp_pat
 def test_a_file_that_cannot_be_pinned_is_refused_before_anything_is_served(run: Run, tmp_path: Path) -> None:
     (tmp_path / "long.json").write_text(str([5] * 700))
     sizes = ("--kv-tokens", "1024", "--max-context", "512", "--port", "0")
-    for pin, said, status in (
-        ("nowhere", "--kv-pin nowhere", 2),
-        ("long.json", "raise --kv-tokens to at least 1200", 1),
-    ):
+    for pin, said in (("nowhere", "--kv-pin nowhere"), ("long.json", "raise --kv-tokens to at least 1200")):
         file = str(tmp_path / pin) if pin == "long.json" else pin
         ended = run("serve", "smollm2-135m", *sizes, "--kv-pin", file)
-        assert ended.returncode == status
+        assert ended.returncode == 2
         assert said in ended.stderr
         assert "Traceback" not in ended.stderr
+
+
+def test_a_directory_that_the_forked_engine_cannot_use_is_wrong_use_in_one_sentence(run: Run, smollm2: Path) -> None:
+    ended = run("serve", str(smollm2), "--kv-tokens", "1024", "--port", "0", "--quiet", "--kv-disk", "/proc/tailrace")
+    assert ended.returncode == 2
+    why = "KV pages cannot be kept in /proc/tailrace: No such file or directory"
+    assert ended.stderr == f"tailrace: cannot serve {smollm2}: {why}\n"
 
 
 def test_an_unknown_model_says_which_are_known(run: Run) -> None:

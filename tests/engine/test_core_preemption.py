@@ -225,7 +225,7 @@ def test_the_timeline_says_why_nothing_was_loaded(why: str) -> None:
     assert transfers is not None
     if why == "slower":
         transfers.computed(1_000_000, 1.0)
-        transfers.movers[0].cost.latency = 1e9
+        transfers.cost.of("disk").latency = 1e9
     elif why == "absent":
         transfers.movers[0].room = 0
     crowd(driver)
@@ -264,7 +264,7 @@ def test_a_load_declined_before_is_offered_again_after_a_preemption() -> None:
     transfers = driver.transfers
     assert transfers is not None
     transfers.computed(1_000_000, 1.0)
-    transfers.movers[0].cost.latency = 1e9
+    transfers.cost.of("disk").latency = 1e9
     for n in range(1, 4):
         driver.submit(f"s{n}", [n] * 40, 80)
     crowd(driver, 1)  # the last to come: the first to be preempted
@@ -274,7 +274,7 @@ def test_a_load_declined_before_is_offered_again_after_a_preemption() -> None:
     assert timeline.load_declined is not None
     assert timeline.load_declined.why_not == "slower"
     assert as_json(timeline)["kv_load_declined"] is not None
-    transfers.movers[0].cost.latency = transfers.movers[0].cost.a_byte = 0.0
+    transfers.cost.of("disk").latency = transfers.cost.of("disk").a_byte = 0.0
     run(driver)
     driver.assert_alone()
     assert [one for one in resumes(driver, "r0") if one.loaded]

@@ -3,6 +3,8 @@ however long it takes, and nothing stays held."""
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from pathlib import Path
 
@@ -161,11 +163,71 @@ def test_computing_is_chosen_where_it_is_quicker_and_counted() -> None:
     first = alone(Driver(CONFIG, tier=tier), "a", SESSION)
     driver = Driver(CONFIG, tier=tier)
     assert driver.transfers is not None
-    driver.transfers.movers[0].cost.computed(1_000_000, 1.0)
-    driver.transfers.movers[0].cost.a_byte = 1.0
+    driver.transfers.cost.computed(1_000_000, 1.0)
+    driver.transfers.cost.of("disk").a_byte = 1.0
     assert alone(driver, "b", SESSION) == first
     assert not tier.loads
     assert driver.core.gauges.tiers["disk"].declined == 1
+
+
+class Told:
+    """A `LoadCost` that says what a test tells it: seconds a page of each tier, and a token, later ones dearer where
+    `growth` is not 0. It keeps what it has heard."""
+
+    def __init__(self, page: dict[str, float], token: float, growth: float = 0.0) -> None:
+        self.page, self.token, self.growth = page, token, growth
+        self.heard: list[tuple[object, ...]] = []
+
+    def load_seconds(self, tier: str, pages: int, page_bytes: int, before: int = 0) -> float:
+        assert page_bytes == FakeBackend(1).page_bytes
+        return self.page[tier] * (pages + before)
+
+    def compute_seconds(self, tokens: int, after: int = 0) -> float:
+        return tokens * (self.token + self.growth * after)
+
+    def loaded(self, tier: str, pages: int, page_bytes: int, seconds: float, latency: float) -> None:
+        self.heard.append(("loaded", tier, pages))
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        self.heard.append(("computed",))
+
+    def declined(self, tier: str) -> None:
+        self.heard.append(("declined", tier))
+
+
+def test_a_model_of_cost_can_be_plugged_in_and_hears_what_happened() -> None:
+    near, (other, first) = MemoryTier(), shared()
+    near.pages |= other.pages
+    other.known.update(key.digest for key in other.pages)
+    cost = Told({"disk": 17.0, "valkey": 15.0}, token=1.0)
+    driver = Driver(CONFIG, tier=[near, other], cost=cost)
+    assert alone(driver, "b", SESSION) == first
+    assert (len(near.loads), len(other.loads)) == (0, 93)
+    assert ("declined", "disk") in cost.heard
+    assert ("loaded", "valkey", 93) in cost.heard
+    (event,) = driver.events_of("b", EventKind.LOADING)
+    assert (event.predicted, event.computing) == (93 * 15.0, 1488.0)
+    assert alone(Driver(CONFIG, tier=[near, other], cost=(dear := Told(cost.page, token=0.5))), "c", SESSION) == first
+    assert dear.heard.count(("declined", "disk")) == dear.heard.count(("declined", "valkey")) == 1
+    assert ("computed",) in dear.heard
+
+
+def test_what_a_prompt_has_already_counts_for_a_cost_that_grows_with_it() -> None:
+    """The same pages are worth a load behind others that memory has, not at a prompt's beginning."""
+    tier = MemoryTier()
+    first = alone(Driver(CONFIG, tier=tier), "a", SESSION)
+    cost = Told({"disk": 20.0}, token=1.0, growth=0.001)
+    driver = Driver(CONFIG, tier=tier, cost=cost)
+    assert alone(driver, "b", SESSION) == first
+    assert not tier.loads
+    tier.pages.clear()
+    driver = Driver(CONFIG, tier=tier, cost=cost)
+    alone(driver, "half", SESSION[:752])
+    late = MemoryTier()
+    alone(Driver(CONFIG, tier=late), "a", SESSION)
+    tier.pages |= late.pages
+    assert alone(driver, "c", SESSION) == first
+    assert len(tier.loads) == 93 - 47
 
 
 def test_the_timeline_names_the_time_of_a_load() -> None:
@@ -398,11 +460,45 @@ def test_the_thread_moves_pages_and_ends(tmp_path: Path) -> None:
     assert ended.wait(30)
     (load,) = again.finished()
     assert load.done == 50
-    assert again.movers[0].cost.a_byte != 5e-9
+    assert again.cost.of("disk").a_byte != 5e-9
     for at, node in enumerate(nodes[:50]):
         assert backend.read_page(at) == driver.backend.read_page(node.page)
     again.close()
     assert not any(thread.name.startswith("kv-") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EDQUOT, errno.EIO], ids=errno.errorcode.get)
+@pytest.mark.parametrize("call", ["open", "readv", "writev", "rename"])
+def test_a_disk_whose_calls_fail_now_and_then_costs_no_token(
+    call: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def disk() -> DiskTier:
+        page_bytes = FakeBackend(1).page_bytes
+        return DiskTier(tmp_path, 1 << 20, numerics="fake", page_bytes=page_bytes, page_tokens=16)
+
+    first = alone(Driver(CONFIG, tier=disk()), "a", SESSION)
+    real, calls = getattr(os, call), []
+
+    def fail(*args: object, **options: object) -> object:
+        calls.append(args)
+        if len(calls) % 40 == 20:
+            raise OSError(number, os.strerror(number))
+        return real(*args, **options)
+
+    driver = Driver(CONFIG, tier=disk())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        for turn in range(3):
+            assert alone(driver, f"b{turn}", SESSION) == first
+            alone(driver, f"other{turn}", [turn, *SESSION[:400]])
+            driver.core.reset_prefix()
+    assert len(calls) >= 20
+    gauges = driver.core.gauges.tiers["disk"]
+    reads = call in ("open", "readv")  # the first that fails is a load's
+    assert (gauges.misses["error"] > 0, gauges.refused > 0) == (reads, not reads)
+    assert sum(gauges.misses.values()) == gauges.misses["error"]
+    assert gauges.hits > 0
+    driver.assert_at_rest()
 
 
 # --- several tiers
@@ -572,7 +668,7 @@ def test_each_tier_has_a_price_of_its_own() -> None:
     driver = Driver(CONFIG, tier=[near, other])
     assert driver.transfers is not None
     driver.transfers.computed(1000, 1.0)
-    driver.transfers.movers[0].cost.a_byte = 1.0
+    driver.transfers.cost.of("disk").a_byte = 1.0
     assert alone(driver, "b", SESSION) == first
     assert not near.loads
     assert not other.questions  # the near one has them all: what a far one could do better is not known
@@ -582,7 +678,7 @@ def test_each_tier_has_a_price_of_its_own() -> None:
     driver = Driver(CONFIG, tier=[near, other])
     assert driver.transfers is not None
     driver.transfers.computed(1000, 1.0)
-    driver.transfers.movers[0].cost.a_byte = 1.0
+    driver.transfers.cost.of("disk").a_byte = 1.0
     assert alone(driver, "c", SESSION) == first
     assert len(other.loads) == 93
 

@@ -6,7 +6,9 @@ thread and on two, in every order of arrival, they must be equal to the last bit
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from itertools import permutations
 from pathlib import Path
 
@@ -21,6 +23,8 @@ from tailrace.engine.protocol import SamplingParams, Submit, TokenLogprob
 from tailrace.engine.spec import EngineSpec
 from tailrace.models import Model, load_model, open_checkpoint
 from tailrace.terms import EventKind
+from tests.fakes import Eager
+from tests.valkey import Server, needs_server, running
 
 Got = tuple[list[int], list[TokenLogprob]]
 VOCAB = 49_152
@@ -67,7 +71,7 @@ class Engine:
         *,
         threads: int = 2,
         kv_tokens: int = 2048,
-        disk: Path | None = None,
+        tiers: EngineSpec | None = None,
         **config: object,
     ) -> None:
         settings = {"step_tokens": 256, "max_context": CONTEXT, **config}
@@ -81,7 +85,7 @@ class Engine:
             threads=threads,
             cache_dir=cache,
         )
-        transfers = open_transfers(EngineSpec("", kv_disk=str(disk) if disk else None), backend)
+        transfers = open_transfers(tiers or EngineSpec(""), backend, Eager())
         self.core = EngineCore(backend, self.config, eos_ids=(2,), vocab_size=VOCAB, transfers=transfers)
         self.core.settle()
         self.events: list[EventKind] = []
@@ -150,12 +154,13 @@ def test_cached(model: Model, cache: Path, alone: dict[str, Got]) -> None:
 
 def test_from_disk(model: Model, cache: Path, alone: dict[str, Got], tmp_path: Path) -> None:
     """Whatever is loaded, with others computed meanwhile and pages evicted, is what would have been computed."""
-    engine = Engine(model, cache, disk=tmp_path)
+    disk = EngineSpec("", kv_disk=str(tmp_path))
+    engine = Engine(model, cache, tiers=disk)
     assert engine.run(REQUESTS.values(), stagger=2) == alone
     engine.core.close()
     stored = engine.core.gauges.tiers["disk"]
     assert stored.stored >= 12
-    tight = Engine(model, cache, disk=tmp_path, kv_tokens=192, max_context=160)
+    tight = Engine(model, cache, tiers=disk, kv_tokens=192, max_context=160)
     for _ in range(2):
         assert tight.run(REQUESTS.values(), stagger=2) == alone
     tight.core.close()
@@ -165,17 +170,69 @@ def test_from_disk(model: Model, cache: Path, alone: dict[str, Got], tmp_path: P
     assert not any(found.misses.values())
 
 
-def test_preempted(model: Model, cache: Path, alone: dict[str, Got]) -> None:
-    """Two long answers grow in a pool that holds only one of them."""
-    long = {
-        name: Submit(name, REQUESTS[name].prompt, SamplingParams(max_tokens=90, temperature=0.0, ignore_eos=True))
-        for name in ("greedy", "penalised", "one")
-    }
-    truth = {name: Engine(model, cache).run([request])[name] for name, request in long.items()}
+LONG = {
+    name: Submit(name, REQUESTS[name].prompt, SamplingParams(max_tokens=90, temperature=0.0, ignore_eos=True))
+    for name in ("greedy", "penalised", "one")
+}
+"""Answers that grow in a pool that holds only one of them."""
+
+
+@pytest.fixture(scope="module")
+def long_alone(model: Model, cache: Path) -> dict[str, Got]:
+    return {name: Engine(model, cache).run([request])[name] for name, request in LONG.items()}
+
+
+def test_preempted(model: Model, cache: Path, long_alone: dict[str, Got]) -> None:
     tight = Engine(model, cache, kv_tokens=192, max_context=160)
-    assert tight.run(long.values()) == truth
+    assert tight.run(LONG.values()) == long_alone
     assert EventKind.PREEMPTED in tight.events
-    assert len(alone) == len(REQUESTS)
+
+
+@pytest.mark.parametrize(
+    ("policy", "tiers"),
+    [
+        ("lru", "disk"),
+        ("lfu", "disk"),
+        ("cost", "disk"),
+        ("ttl", ""),
+        pytest.param("lru", "valkey", marks=needs_server),
+        pytest.param("cost", "disk valkey", marks=needs_server),
+    ],
+)
+def test_preempted_into_tiers_under_every_policy(
+    model: Model,
+    cache: Path,
+    alone: dict[str, Got],
+    long_alone: dict[str, Got],
+    tmp_path: Path,
+    policy: str,
+    tiers: str,
+) -> None:
+    """What comes back from a tier after a preemption, or after an eviction that the policy chose, has the same bits."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(range(32)))
+    secret.chmod(0o600)
+    with running(Server, tmp_path) if "valkey" in tiers else nullcontext() as valkey:
+        spec = EngineSpec(
+            "",
+            kv_disk=str(tmp_path / "kv") if "disk" in tiers else None,
+            kv_valkey=valkey.url if valkey else None,
+            kv_key_file=str(secret),
+        )
+        ttl = 3600.0 if policy == "ttl" else 0.0
+        tight = Engine(model, cache, tiers=spec, kv_tokens=192, max_context=160, kv_policy=policy, kv_ttl=ttl)
+        deadline = time.monotonic() + 20
+        while not all(tier.up for tier in tight.core.gauges.tiers.values()):  # its thread has to connect first
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        assert tight.run(LONG.values()) == long_alone
+        assert EventKind.PREEMPTED in tight.events
+        assert tight.run(REQUESTS.values(), stagger=2) == alone
+        assert tight.run(LONG.values()) == long_alone
+        tight.core.close()
+        gauges = tight.core.gauges
+        assert (gauges.resumed[1] > 0) == bool(tiers)
+        assert not any(sum(tier.misses.values()) for tier in gauges.tiers.values())
 
 
 def test_one_thread(model: Model, cache: Path, alone: dict[str, Got]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from tailrace.backends.kvdtype import BF16, parse
 from tailrace.models import describe, load_model, open_checkpoint
 from tailrace.models.fields import Fields
 from tailrace.models.rope import RopeConfig, build_rope, read_rope
@@ -152,6 +153,25 @@ def test_a_configuration_that_is_not_understood_is_refused(
     with pytest.raises(ModelError, match=message) as refused:
         load_model(open_checkpoint(folder))
     assert str(folder) in str(refused.value)
+
+
+MLA = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("deepseek_v3", r"model_type 'deepseek_v3' is not supported \(latent attention: kv_lora_rank\); supported are"),
+        ("llama", "kv_lora_rank is 512, which is not supported"),
+    ],
+)
+def test_latent_attention_is_refused_before_anybody_counts_its_kv(kind: str, message: str, tmp_path: Path) -> None:
+    """Keys and values of its heads are not what it keeps: bytes counted from them would be wrong, with any KV type."""
+    folder = edit(copy("llama", tmp_path / "model"), model_type=kind, **MLA)
+    for kept in (BF16, parse("k8v4")):
+        with pytest.raises(ModelError, match=message) as refused:
+            describe(open_checkpoint(folder), kv_dtype=kept)
+        assert str(folder) in str(refused.value)
 
 
 def tensors(folder: Path, change: dict[str, np.ndarray | None]) -> Path:

@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import secrets
+import stat
 import threading
 import time
 from collections import OrderedDict
@@ -202,11 +203,11 @@ class DiskTier:
             self._scan()
         while self._bytes + self._size > self._most_bytes and self._known:
             with self._lock:
-                digest, size = self._known.popitem(last=False)
-                self._bytes -= size
-            self._evicted += 1
+                digest = next(iter(self._known))
             with contextlib.suppress(FileNotFoundError):
                 self._path(digest).unlink()
+            self._forget(digest)
+            self._evicted += 1
 
     def _forget(self, digest: bytes) -> None:
         with self._lock:
@@ -225,7 +226,7 @@ class DiskTier:
                         state = entry.stat(follow_symlinks=False)
                         if entry.name.endswith(".tmp") and now - state.st_mtime > STALE_SECONDS:
                             os.unlink(entry.path)
-                        elif NAME.fullmatch(entry.name):
+                        elif NAME.fullmatch(entry.name) and stat.S_ISREG(state.st_mode):
                             size = -(-state.st_size // BLOCK) * BLOCK
                             found.append((state.st_mtime_ns, bytes.fromhex(entry.name), size))
         except OSError as error:
@@ -248,9 +249,9 @@ class DiskTier:
             if key_file is None and not path.exists():
                 self._make_key(path)
         except OSError as error:
+            within = f"{error.filename}: " if error.filename not in (None, str(self._directory)) else ""
             raise InvalidInput(
-                f"KV pages cannot be kept in {self._directory}: {error.filename or ''} {error.strerror or error}",
-                param="kv_disk",
+                f"KV pages cannot be kept in {self._directory}: {within}{error.strerror or error}", param="kv_disk"
             ) from error
         return read_secret(path)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import logging
 import os
+import pickle
 import random
 import stat
 import subprocess
@@ -99,7 +102,38 @@ def spoil_header(at: int) -> Callable[[bytes], bytes]:
     return lambda raw: raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
 
 
+UNPICKLED: list[str] = []
+
+
+class Bomb:
+    """Shows where it has been unpickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return UNPICKLED.append, ("boom",)
+
+
+def bomb(_raw: bytes) -> bytes:
+    return pickle.dumps(Bomb())
+
+
+def as_long(make: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    """The same, filled up with zeros to a page's length."""
+    return lambda raw: make(raw).ljust(len(raw), b"\0")
+
+
+def zipped(_raw: bytes) -> bytes:
+    """As numpy and torch store objects."""
+    file = io.BytesIO()
+    np.savez(file, page=np.array([Bomb()], dtype=object))
+    return file.getvalue()
+
+
 SPOILT: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "a pickle": (bomb, "size"),
+    "a pickle as long as a page": (as_long(bomb), "foreign"),
+    "arrays of pickles": (zipped, "size"),
+    "arrays of pickles as long as a page": (as_long(zipped), "foreign"),
+    "text": (as_long(lambda raw: b'{"page": 1}'), "foreign"),
     "empty": (lambda raw: b"", "size"),
     "cut in the header": (lambda raw: raw[:20], "size"),
     "cut by a byte": (lambda raw: raw[:-1], "size"),
@@ -128,10 +162,30 @@ def test_a_file_that_was_spoilt_is_a_miss_and_goes(name: str, tmp_path: Path) ->
     assert loaded(disk, keys[1]) is None
     assert disk.stats().misses == {**dict.fromkeys(CAUSES, 0), cause: 1}
     assert not path.exists()
+    assert not UNPICKLED
     assert disk.lookup(chain(1, 3), 0, 3) == 1
     assert disk.stats().bytes == 2 * FILE
     assert disk.store(keys[1], content(keys[1]))
     assert loaded(disk, keys[1]) == content(keys[1])
+
+
+@pytest.mark.parametrize("kind", ["directory", "link", "pipe"])
+def test_what_is_no_file_is_a_miss_and_the_next_start_does_not_know_it(kind: str, tmp_path: Path) -> None:
+    disk = tier(tmp_path / "kv")
+    keys = keep(disk, chain(1, 2))
+    path = path_of(tmp_path / "kv", keys[1])
+    path.rename(tmp_path / "page")
+    match kind:
+        case "directory":
+            path.mkdir()
+        case "link":
+            path.symlink_to(tmp_path / "page")
+        case _:
+            os.mkfifo(path)
+    assert tier(tmp_path / "kv").stats().pages == 1
+    assert disk.load(keys[1]) is None
+    assert sum(disk.stats().misses.values()) == 1
+    assert loaded(disk, keys[0]) == content(keys[0])
 
 
 @settings(
@@ -328,6 +382,153 @@ def test_a_disk_that_cannot_be_written_is_only_read(
     assert not disk.store(key_at(chain(9, 1), 0), bytes(PAGE_BYTES))
     assert [loaded(disk, key) for key in keys] == [content(key) for key in keys]
     assert not list(tmp_path.glob(".*"))
+
+
+ERRNOS = [errno.EROFS, errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EIO]
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, name: str, number: int, suffix: str = "") -> list[object]:
+    """From now on that call of `os` does its work and fails all the same (a close), or does not do it; for paths that
+    end with `suffix` only. The calls that failed."""
+    real, calls = getattr(os, name), []
+
+    def fail(*args: object, **options: object) -> object:
+        if not str(args[0]).endswith(suffix):
+            return real(*args, **options)
+        calls.append(args[0])
+        if name == "close":
+            real(*args)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, name, fail)
+    return calls
+
+
+@pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.get)
+@pytest.mark.parametrize(
+    ("call", "suffix"), [("open", ".tmp"), ("writev", ""), ("close", ""), ("rename", ".tmp"), ("unlink", "")]
+)
+def test_whatever_fails_in_a_store_is_a_refusal_and_what_is_there_is_loaded(
+    call: str,
+    suffix: str,
+    number: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk = tier(tmp_path, most=2 * FILE)
+    keys = keep(disk, chain(1, 2))  # the next page has to push one out: `unlink`
+    other = key_at(chain(2, 1), 0)
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "tailrace"):
+        calls = failing(patch, call, number, suffix)
+        assert [disk.store(other, content(other)) for _ in range(3)] == [False] * 3
+        assert calls
+    stats = disk.stats()
+    assert (stats.stored, stats.refused, stats.writable) == (2, 3, False)
+    assert [os.strerror(number) in record.getMessage() for record in caplog.records] == [True]
+    left = keys if call == "unlink" else keys[1:]
+    assert stats.pages == len(left)
+    assert [loaded(disk, key) for key in left] == [content(key) for key in left]
+    assert not any(disk.stats().misses.values())
+    assert disk.load(other) is None
+    again = tier(tmp_path, most=2 * FILE)
+    assert again.store(other, content(other))
+    assert loaded(again, other) == content(other)
+
+
+@pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.get)
+@pytest.mark.parametrize("call", ["open", "readv"])
+def test_whatever_fails_in_a_load_is_a_miss_with_that_cause(
+    call: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = tier(tmp_path)
+    keys = keep(disk, chain(1, 3))
+    name = keys[1].digest.hex()
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "tailrace"):
+        failing(patch, call, number, name if call == "open" else "")
+        disk.prepare(keys)
+        assert disk.load(keys[1]) is None
+    assert disk.stats().misses == {**dict.fromkeys(CAUSES, 0), "error": 1}
+    assert f"{name} cannot be read ({os.strerror(number)})" in caplog.text
+    assert disk.lookup(chain(1, 3), 0, 3) == 1
+    assert path_of(tmp_path, keys[1]).exists()  # it may well be whole
+    assert loaded(tier(tmp_path), keys[1]) == content(keys[1])
+
+
+@pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.get)
+def test_a_file_whose_time_cannot_be_set_is_loaded_all_the_same(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = tier(tmp_path)
+    (key,) = keep(disk, chain(1, 1))
+    assert failing(monkeypatch, "utime", number) == []
+    assert loaded(disk, key) == content(key)
+
+
+@pytest.mark.parametrize("call", ["fsync", "write", "link"])
+def test_a_key_that_cannot_be_made_is_said_once_and_leaves_nothing(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        failing(patch, call, errno.EDQUOT)
+        with pytest.raises(InvalidInput, match=rf"kept in {tmp_path}: {os.strerror(errno.EDQUOT)}$"):
+            tier(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    keep(tier(tmp_path), chain(1, 1))
+
+
+def test_the_refusal_of_a_directory_names_each_path_once(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"^KV pages cannot be kept in /proc/tailrace: No such file or directory$"):
+        tier(Path("/proc/tailrace"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidInput, match=rf"kept in {tmp_path}/file/kv: Not a directory$"):
+        tier(tmp_path / "file" / "kv")
+
+
+NOBODY = """
+import os, sys
+from pathlib import Path
+from tests.kv.tiers import test_disk as t
+home = Path(sys.argv[1], "home")
+home.mkdir()
+os.chdir(home)  # below folders that others may not enter
+home.chmod(0o755)
+folder = Path("kv")
+keys = t.keep(t.tier(folder), t.chain(1, 2))
+if os.geteuid() == 0:
+    for path in (folder, *folder.iterdir()):
+        os.chown(path, 65534, 65534)
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+disk = t.tier(folder)
+folder.chmod(0o500)
+other = t.key_at(t.chain(2, 1), 0)
+assert not disk.store(other, t.content(other))
+for one in (disk, t.tier(folder)):
+    assert [t.loaded(one, key) for key in keys] == [t.content(key) for key in keys]
+assert not disk.stats().writable
+assert not any(disk.stats().misses.values())
+t.path_of(folder, keys[0]).chmod(0)
+assert disk.load(keys[0]) is None
+assert disk.stats().misses["error"] == 1
+t.path_of(folder, keys[1]).write_bytes(b"gone bad")  # and cannot be deleted
+assert disk.load(keys[1]) is None
+assert disk.stats().misses["size"] == 1
+folder.chmod(0)
+assert disk.load(other) is None
+assert disk.stats().misses["error"] == 2
+folder.chmod(0o700)
+"""
+
+
+def test_a_directory_that_a_user_may_not_write_or_enter_is_only_misses(tmp_path: Path) -> None:
+    """By a user to whom permissions mean something, also where the tests run as root."""
+    root = Path(__file__).parent.parent.parent.parent
+    command = [sys.executable, "-c", NOBODY, str(tmp_path)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("cannot be read (Permission denied)") == 2
 
 
 def test_a_write_that_the_disk_cuts_short_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
