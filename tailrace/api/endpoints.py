@@ -22,6 +22,7 @@ from tailrace.api.prompts import (
     conversation,
     echoed,
     ids_to_decode,
+    infill_prompts,
     most_text,
     predicted,
     read_prompts,
@@ -122,7 +123,10 @@ async def completions(service: Service, exchange: Exchange) -> None:
             f"n times prompts is {len(prompts_given) * asked.n}; at most {limits.choices} are possible", param="n"
         )
     await service.grammars.admit(asked.form)
-    prompts = await completion_prompts(service, prompts_given, asked, ready.max_context)
+    if body.suffix:
+        prompts = await infill_prompts(service, prompts_given, body.suffix, asked, ready.max_context)
+    else:
+        prompts = await completion_prompts(service, prompts_given, asked, ready.max_context)
     echo = await echoed(text, body, prompts_given, asked)
     service.need()
     plan = service.plan(asked, prompts, ready.max_context, "cmpl-", start=False)

@@ -18,6 +18,7 @@ from tailrace.api.endpoints import read
 from tailrace.api.errors import HttpError
 from tailrace.api.exchange import Exchange
 from tailrace.api.params import unsupported
+from tailrace.api.schema import Body
 from tailrace.api.service import Service
 from tailrace.terms import InvalidInput
 
@@ -35,7 +36,7 @@ class OutputExpiry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: int
 
 
-class Create(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Create(Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/batches."""
 
     input_file_id: str

@@ -17,7 +17,7 @@ from tailrace.api.endpoints import read
 from tailrace.api.exchange import Exchange
 from tailrace.api.messages import text_size
 from tailrace.api.params import given
-from tailrace.api.schema import Chat, Message
+from tailrace.api.schema import Body, Chat, Message
 from tailrace.api.service import Plan, Service
 from tailrace.terms import InvalidInput
 
@@ -30,7 +30,7 @@ ECHOED = (
 """What a stored completion says of its request, where it was given."""
 
 
-class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Update(Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/chat/completions/{id}."""
 
     metadata: dict[str, str]

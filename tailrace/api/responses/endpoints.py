@@ -148,7 +148,7 @@ def head_of(asked: Asked, plan: Plan) -> dict[str, Any]:
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": _effort(body), "summary": None},
-        "service_tier": "default",
+        "service_tier": plan.asked.service_tier or "default",
         "store": asked.store,
         "temperature": params.temperature,
         "text": {"format": translate.shown_format(msgspec.UNSET if body.text is None else body.text.format)},
