@@ -235,6 +235,13 @@ async def version(service: Service, exchange: Exchange) -> None:
     await exchange.answer(200, msgspec.json.encode({"version": tailrace.__version__}))
 
 
+async def openapi(service: Service, exchange: Exchange) -> None:
+    """GET /openapi.json: this server's endpoints, with its own limits and names."""
+    from tailrace.api.reference.openapi import document
+
+    await exchange.answer(200, await asyncio.to_thread(lambda: msgspec.json.encode(document(service.settings))))
+
+
 async def metrics(service: Service, exchange: Exchange) -> None:
     """GET /metrics."""
     client = service.client
