@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 NATIVE := $(wildcard tailrace/native/*.cpp tailrace/native/*.h tailrace/native/*.inl)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint types layers unit bench soak kernels emulated emulated-arm clean
+.PHONY: help serve test lint types layers unit bench soak docs fuzz kernels emulated emulated-arm clean
 
 help: ## this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 21
@@ -49,6 +49,12 @@ bench: $(VENV)/.dev ## measure this machine
 
 soak: $(VENV)/.dev ## hours of mixed load, watching for leaks
 	$(BIN)/python bench/soak.py $(ARGS)
+
+docs: $(VENV)/.dev ## write docs/api.md anew
+	$(BIN)/python -m tailrace.api.reference docs/api.md
+
+fuzz: $(VENV)/.dev ## call a server tens of thousands of times with what its OpenAPI document allows and forbids
+	$(BIN)/python -m tests.api.fuzz $(ARGS)
 
 # The C++ test of the kernels, built in $(1) with the options $(2).
 define kernels_test

@@ -23,7 +23,7 @@ from tailrace.ledger.timeline import as_json
 from tailrace.terms import InvalidInput
 
 
-class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Abort(schema.Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """POST /admin/abort: one of these. `request` is what an answer has as its id, or the x-request-id of a call;
     `tenant` and `key` are what GET /admin/requests says."""
 
@@ -33,34 +33,34 @@ class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     all: bool = False
 
 
-class Asleep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Asleep(schema.Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """POST /admin/sleep. What becomes of requests that run: with "refuse" there is no sleep while there are some."""
 
     level: int = 1
     running: Running = "refuse"
 
 
-class Profiled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Profiled(schema.Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """POST /admin/profile: how long, in seconds, in steps, or both: whichever ends first."""
 
     seconds: float | None = None
     steps: int | None = None
 
 
-class Pause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Pause(schema.Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """POST /admin/pause. What runs goes on to its end, or is aborted."""
 
     running: Literal["finish", "abort"] = "finish"
 
 
-class Level(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Level(schema.Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """POST /admin/log_level. `level` is of what the API writes, `engine` of the engine process's own log."""
 
     level: LogLevel | None = None
     engine: EngineLog | None = None
 
 
-class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Nothing(schema.Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The body of what needs no telling."""
 
 

@@ -22,6 +22,7 @@ from tailrace.api.prompts import (
     conversation,
     echoed,
     ids_to_decode,
+    infill_prompts,
     most_text,
     predicted,
     read_prompts,
@@ -122,7 +123,10 @@ async def completions(service: Service, exchange: Exchange) -> None:
             f"n times prompts is {len(prompts_given) * asked.n}; at most {limits.choices} are possible", param="n"
         )
     await service.grammars.admit(asked.form)
-    prompts = await completion_prompts(service, prompts_given, asked, ready.max_context)
+    if body.suffix:
+        prompts = await infill_prompts(service, prompts_given, body.suffix, asked, ready.max_context)
+    else:
+        prompts = await completion_prompts(service, prompts_given, asked, ready.max_context)
     echo = await echoed(text, body, prompts_given, asked)
     service.need()
     plan = service.plan(asked, prompts, ready.max_context, "cmpl-", start=False)
@@ -229,6 +233,13 @@ async def health(service: Service, exchange: Exchange) -> None:
 async def version(service: Service, exchange: Exchange) -> None:
     """GET /version."""
     await exchange.answer(200, msgspec.json.encode({"version": tailrace.__version__}))
+
+
+async def openapi(service: Service, exchange: Exchange) -> None:
+    """GET /openapi.json: this server's endpoints, with its own limits and names."""
+    from tailrace.api.reference.openapi import document
+
+    await exchange.answer(200, await asyncio.to_thread(lambda: msgspec.json.encode(document(service.settings))))
 
 
 async def metrics(service: Service, exchange: Exchange) -> None:

@@ -69,6 +69,7 @@ ROUTES: dict[str, Route] = {
     "/health/ready": Route("GET", endpoints.health, "health", open=True),
     "/metrics": Route("GET", endpoints.metrics, "metrics", scope=None),
     "/version": Route("GET", endpoints.version, "version", scope=None),
+    "/openapi.json": Route("GET", endpoints.openapi, "openapi", scope=None),
 }
 MODEL = Route("GET", endpoints.model, "models", scope=None)
 MESSAGES = "/v1/messages"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from msgspec import Raw, UnsetType
 
 from tailrace.api.grammars import Wanted, wanted
-from tailrace.api.schema import Chat, Common, Completion, raw
+from tailrace.api.schema import Body, Chat, Common, Completion, raw
 from tailrace.api.settings import Limits
 from tailrace.engine.protocol import SamplingParams
 from tailrace.terms import InvalidInput
@@ -18,6 +19,20 @@ from tailrace.terms import InvalidInput
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for text completions; chat's is the rest of the context."""
 SEED_MASK = (1 << 64) - 1
+MOST = (1 << 31) - 1
+BOUNDS: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.01, 100.0),
+}
+INT_BOUNDS = {"top_k": (-1, MOST), "min_tokens": (0, MOST), "seed": (-(1 << 63), SEED_MASK), "priority": (-1000, 1000)}
+"""The least and the greatest value of each."""
+TIERS = {"auto": 0, "default": 0, "flex": 30, "priority": -30}
+"""The scheduler's priority for each `service_tier`. A request that waits goes up by one every ten seconds, so that
+"flex" is never put off for more than five minutes by requests that come later, nor "default" by "priority"."""
 ID_BYTES = 24
 """No valid entry of a list of token ids is longer, blanks included."""
 
@@ -41,6 +56,7 @@ class Asked:
     user: str | None
     metadata: dict[str, str] | None
     form: Wanted | None  # what the output must match; not looked at yet
+    service_tier: str | None = None  # as the answer says it, where it was asked for
 
 
 def unsupported(param: str, why: str = "is not supported") -> InvalidInput:
@@ -67,34 +83,29 @@ def given(value: Raw | UnsetType) -> Raw | None:
     return None if isinstance(value, UnsetType) or bytes(value) == b"null" else value
 
 
-def refuse_unserved(body: Common) -> None:
-    """Refuses by name every parameter that is not served, unless its value says what happens anyway."""
-    names = ["prompt_cache_key", "prompt_cache_retention", "safety_identifier", "cache_salt"]
-    if isinstance(body, Chat):
-        names += ["audio", "verbosity", "web_search_options", "chat_template"]
-        _refuse_unserved_chat(body)
-    for name in names:
-        if given(getattr(body, name)) is not None:
-            raise unsupported(name)
-    if body.use_beam_search:
-        raise unsupported("use_beam_search")
-    if body.length_penalty not in (None, 1.0):
-        raise unsupported("length_penalty", "belongs to beam search, which is not supported")
-    if body.skip_special_tokens is False:
-        raise unsupported("skip_special_tokens", "can only be true")
-    if body.service_tier not in (None, "auto", "default"):
-        raise unsupported("service_tier", 'can only be "auto" or "default"')
+def refuse_unserved(body: Body) -> None:
+    """Refuses by name every parameter that is not served (`Body.unserved`). Raises InvalidInput."""
+    for name, only in body.unserved.items():
+        value: Any = body
+        for part in name.split("."):
+            value = getattr(value, part)
+            if value is None or isinstance(value, UnsetType):
+                break
+        else:
+            value = given(value) if isinstance(value, Raw) else value
+            if value is not None and value not in only.values:
+                raise unsupported(name, only.why)
 
 
-def _refuse_unserved_chat(body: Chat) -> None:
-    if body.modalities not in (None, ["text"]):
-        raise unsupported("modalities", 'can only be ["text"]')
-    if body.echo:
-        raise unsupported("echo", "is a parameter of /v1/completions")
-    if body.continue_final_message:
-        raise unsupported("continue_final_message")
-    if body.add_generation_prompt is False:
-        raise unsupported("add_generation_prompt", "can only be true")
+def tier_priority(tier: str | None, priority: int | None, param: str = "service_tier") -> int:
+    """The scheduler's priority of a request with this `service_tier` and `priority`. Raises InvalidInput."""
+    if tier is None:
+        return priority or 0
+    if tier not in TIERS:
+        raise unsupported(param, f"can be {', '.join(TIERS)}, not {tier[:40]!r}")
+    if priority is not None and TIERS[tier]:
+        raise InvalidInput(f'{param} "{tier}" is a priority: give it or priority, not both', param=param)
+    return TIERS[tier] or priority or 0
 
 
 def stop_strings(body: Common, limits: Limits) -> tuple[str, ...]:
@@ -181,14 +192,10 @@ def _logprobs(body: Common, limits: Limits) -> int:
 
 
 def _check_completion(body: Completion, n: int) -> None:
-    if body.suffix:
-        raise unsupported("suffix")
     if body.best_of is not None and body.best_of not in (1, n):
         raise unsupported("best_of", "can only be 1 or equal to n")
     if body.best_of == 1 and n != 1:
         raise InvalidInput("best_of cannot be smaller than n", param="best_of")
-    if body.add_special_tokens is False:
-        raise unsupported("add_special_tokens", "can only be true; send token ids to decide every token yourself")
 
 
 def or_default(value: float | None, default: float) -> float:
@@ -211,12 +218,10 @@ def check(body: Common, limits: Limits, *, vocab: int, timeline: bool = False) -
         max_tokens, named = _chat_max_tokens(body)
     echo = bool(body.echo)
     if max_tokens is not None:
-        bounded_int(max_tokens, 0 if echo else 1, (1 << 31) - 1, named)
+        bounded_int(max_tokens, 0 if echo else 1, MOST, named)
     if body.stream_options is not None and not body.stream:
         raise InvalidInput("stream_options needs stream to be true", param="stream_options")
-    if body.stream_options is not None and body.stream_options.include_obfuscation:
-        raise unsupported("stream_options.include_obfuscation", "can only be false")
-    bounded_int(body.priority or 0, -1000, 1000, "priority")
+    _check_bounds(body)
     _check_labels(body)
     logprobs = _logprobs(body, limits)
     extras = body.tailrace
@@ -235,11 +240,21 @@ def check(body: Common, limits: Limits, *, vocab: int, timeline: bool = False) -
         timeline=timeline or (extras is not None and (extras.timeline or extras.token_times)),
         token_times=extras is not None and extras.token_times,
         parse_special=extras is not None and extras.parse_special,
-        priority=body.priority or 0,
+        priority=tier_priority(body.service_tier, body.priority),
         user=body.user,
         metadata=body.metadata,
         form=form,
+        service_tier="default" if body.service_tier == "auto" else body.service_tier,
     )
+
+
+def _check_bounds(body: Common) -> None:
+    for name, (low, high) in BOUNDS.items():
+        if (value := getattr(body, name)) is not None:
+            bounded(value, low, high, name)
+    for name, (least, most) in INT_BOUNDS.items():
+        if (number := getattr(body, name)) is not None:
+            bounded_int(number, least, most, name)
 
 
 def _check_labels(body: Common) -> None:
@@ -275,21 +290,10 @@ def _sampling(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
-    bounded(params.temperature, 0.0, 2.0, "temperature")
-    bounded(params.top_p, 0.0, 1.0, "top_p")
-    bounded(params.min_p, 0.0, 1.0, "min_p")
-    bounded(params.presence_penalty, -2.0, 2.0, "presence_penalty")
-    bounded(params.frequency_penalty, -2.0, 2.0, "frequency_penalty")
-    bounded(params.repetition_penalty, 0.01, 100.0, "repetition_penalty")
-    if body.top_k is not None:
-        bounded_int(body.top_k, -1, (1 << 31) - 1, "top_k")
-    bounded_int(params.min_tokens, 0, (1 << 31) - 1, "min_tokens")
     if max_tokens is not None and params.min_tokens > max_tokens:
         raise InvalidInput(
             f"min_tokens ({params.min_tokens}) is more than max_tokens ({max_tokens})", param="min_tokens"
         )
-    if body.seed is not None:
-        bounded_int(body.seed, -(1 << 63), SEED_MASK, "seed")
     return params
 
 

@@ -207,6 +207,30 @@ def refuse_absurd(data: bytes, most: int, context: int) -> None:
         raise too_long(context + 1, None, context, exact=False)
 
 
+async def infill_prompts(
+    service: Service, prompts: Sequence[str] | Sequence[list[int]], suffix: str, asked: Asked, context: int
+) -> list[list[int]]:
+    """The ids of prompts whose answers stand between them and the suffix. Raises InvalidInput, also where the model was
+    not trained for that."""
+    text, _ = service.need(engine=False)
+    if text.infill is None:
+        raise unsupported("suffix", "is not supported: this model has no tokens for fill-in-the-middle")
+    if asked.echo or asked.parse_special:
+        raise unsupported("suffix", "cannot be combined with echo or tailrace.parse_special")
+    most = most_text(service, text, context)
+    ids: list[list[int]] = []
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            raise InvalidInput("suffix needs prompts that are texts", param="suffix")
+        least = text.min_tokens(prompt) + text.min_tokens(suffix)
+        if least > context:
+            raise too_long(least, None, context, exact=False)
+        refuse_long(len(prompt), most, "prompt")
+        refuse_long(len(suffix), most, "suffix")
+        ids.append(await tokenized(len(prompt) + len(suffix), partial(text.encode_infill, prompt, suffix)))
+    return ids
+
+
 async def completion_prompts(
     service: Service, prompts: Sequence[str] | Sequence[list[int]], asked: Asked, context: int
 ) -> list[list[int]]:

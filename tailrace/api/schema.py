@@ -7,7 +7,9 @@ could make absurdly long stay raw bytes until their length has been looked at.
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -15,6 +17,23 @@ from msgspec import UNSET, Raw, UnsetType
 from tailrace.terms import InvalidInput
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Only:
+    """What becomes of a parameter that exists elsewhere and is not served: it is refused, and `why` says so, unless it
+    is absent, null, or one of `values`, which say what happens anyway."""
+
+    why: str = "is not supported"
+    values: tuple[Any, ...] = ()
+
+
+class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A request body: its fields are all parameters that there are. Optional ones may be null, which means absent.
+    `unserved` are those of them, or of what lies in them (a.b), that are refused by name; `params.refuse_unserved`
+    does that, and the table of `api.reference` says so."""
+
+    unserved: ClassVar[Mapping[str, Only]] = {}
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,11 +61,15 @@ class ContentPart(msgspec.Struct, frozen=True):
     refusal: str | None = None
 
 
+def _no_arguments() -> Raw:
+    return Raw(b"{}")
+
+
 class FunctionCall(msgspec.Struct, frozen=True):
     """A call that an assistant made; `arguments` is JSON text, or the object itself."""
 
     name: str
-    arguments: Raw = Raw(b"{}")
+    arguments: Raw = msgspec.field(default_factory=_no_arguments)
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -74,9 +97,19 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     function_call: Raw | UnsetType = UNSET
 
 
-class Common(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What chat and text completions share. Optional parameters may be null, which means absent."""
+class Common(Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What chat and text completions share."""
 
+    unserved: ClassVar[Mapping[str, Only]] = {
+        "prompt_cache_key": Only(),
+        "prompt_cache_retention": Only(),
+        "safety_identifier": Only(),
+        "cache_salt": Only(),
+        "use_beam_search": Only(values=(False,)),
+        "length_penalty": Only("belongs to beam search, which is not supported", (1.0,)),
+        "skip_special_tokens": Only("can only be true", (True,)),
+        "stream_options.include_obfuscation": Only("can only be false", (False,)),
+    }
     model: str
     temperature: float | None = None
     top_p: float | None = None
@@ -107,7 +140,6 @@ class Common(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     guided_choice: Raw | UnsetType = UNSET
     guided_grammar: Raw | UnsetType = UNSET
     structured_outputs: Raw | UnsetType = UNSET
-    # Known elsewhere, not served: refused by name unless they say what happens anyway
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     service_tier: str | None = None
@@ -120,6 +152,21 @@ class Common(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class Chat(Common, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/chat/completions."""
 
+    unserved: ClassVar[Mapping[str, Only]] = {
+        **Common.unserved,
+        "prompt_cache_options": Only(),
+        "moderation": Only(),
+        "audio": Only(),
+        "verbosity": Only(),
+        "web_search_options": Only(),
+        "chat_template": Only(),
+        "functions": Only("is not supported: OpenAI has replaced it by tools"),
+        "function_call": Only("is not supported: OpenAI has replaced it by tool_choice"),
+        "modalities": Only('can only be ["text"]', (["text"],)),
+        "echo": Only("is a parameter of /v1/completions", (False,)),
+        "continue_final_message": Only(values=(False,)),
+        "add_generation_prompt": Only("can only be true", (True,)),
+    }
     messages: list[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -136,6 +183,8 @@ class Chat(Common, frozen=True, forbid_unknown_fields=True, kw_only=True):
     reasoning_effort: Raw | UnsetType = UNSET
     verbosity: Raw | UnsetType = UNSET
     web_search_options: Raw | UnsetType = UNSET
+    prompt_cache_options: Raw | UnsetType = UNSET
+    moderation: Raw | UnsetType = UNSET
     chat_template: Raw | UnsetType = UNSET
     chat_template_kwargs: Raw | UnsetType = UNSET
     add_generation_prompt: bool | None = None
@@ -146,6 +195,10 @@ class Chat(Common, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Completion(Common, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/completions."""
 
+    unserved: ClassVar[Mapping[str, Only]] = {
+        **Common.unserved,
+        "add_special_tokens": Only("can only be true; send token ids to decide every token yourself", (True,)),
+    }
     prompt: Raw | UnsetType = UNSET
     echo: bool | None = None
     logprobs: int | None = None
@@ -154,7 +207,7 @@ class Completion(Common, frozen=True, forbid_unknown_fields=True, kw_only=True):
     add_special_tokens: bool | None = None
 
 
-class Tokenize(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Tokenize(Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """POST /tokenize: a text or a chat."""
 
     model: str | None = None
@@ -168,7 +221,7 @@ class Tokenize(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     chat_template_kwargs: Raw | UnsetType = UNSET
 
 
-class Detokenize(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Detokenize(Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """POST /detokenize."""
 
     model: str | None = None

@@ -518,6 +518,7 @@ class Plan:
             top=self.asked.params.logprobs,
             usage_field=self.asked.include_usage or self.asked.continuous_usage,
             continuous_usage=self.asked.continuous_usage,
+            service_tier=self.asked.service_tier,
         )
 
 

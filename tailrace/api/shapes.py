@@ -33,6 +33,12 @@ class Facts:
     top: int  # likeliest tokens asked for
     usage_field: bool  # chunks say "usage": null until the last
     continuous_usage: bool
+    service_tier: str | None = None  # said where it was asked for
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """What an object of this kind begins with."""
+        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return head if self.service_tier is None else {**head, "service_tier": self.service_tier}
 
 
 def usage(
@@ -133,9 +139,7 @@ class ChatShape:
         self._after = b'},"logprobs":null,"finish_reason":null}]' + tail + b"}\n\n"
 
     def _head(self) -> bytes:
-        facts = self.facts
-        head = {"id": facts.id, "object": "chat.completion.chunk", "created": facts.created, "model": facts.model}
-        return b"data: " + encode(head)[:-1] + b',"choices":['
+        return b"data: " + encode(self.facts.head("chat.completion.chunk"))[:-1] + b',"choices":['
 
     def opening(self, choice: Choice) -> bytes:
         """The chunk that names the role."""
@@ -215,9 +219,7 @@ class ChatShape:
             logprobs = {"content": content, "refusal": None} if self.facts.logprobs else None
             row = {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish}
             rows.append(row)
-        facts = self.facts
-        head = {"id": facts.id, "object": "chat.completion", "created": facts.created, "model": facts.model}
-        return encode({**head, "choices": rows, **fields})
+        return encode({**self.facts.head("chat.completion"), "choices": rows, **fields})
 
     def _message(self, choice: Choice, deltas: Sequence[Delta]) -> dict[str, Any]:
         """`message` of a whole answer. Content is null where there are calls and no text."""
@@ -282,8 +284,7 @@ class TextShape:
         self._after = b',"logprobs":null,"finish_reason":null}]' + tail + b"}\n\n"
 
     def _head(self) -> dict[str, Any]:
-        facts = self.facts
-        return {"id": facts.id, "object": "text_completion", "created": facts.created, "model": facts.model}
+        return self.facts.head("text_completion")
 
     def opening(self, choice: Choice) -> bytes:
         """The echoed prompt, unless its log-probabilities are awaited."""

@@ -11,9 +11,9 @@ import math
 import os
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -22,7 +22,7 @@ from tailrace.api import schema
 from tailrace.api.endpoints import read
 from tailrace.api.exchange import Exchange
 from tailrace.api.generation import Choice, Delta, Generation
-from tailrace.api.params import Asked, bounded_int, check_ids, given, unsupported
+from tailrace.api.params import INT_BOUNDS, Asked, bounded_int, check_ids, refuse_unserved
 from tailrace.api.prompts import INLINE_CHARS, most_text, refuse_long
 from tailrace.api.service import Plan, Service
 from tailrace.engine.protocol import Encode, Output, Ready, SamplingParams
@@ -37,7 +37,7 @@ INLINE_NUMBERS = 20_000
 NOTHING = SamplingParams(max_tokens=0)
 
 
-class Common(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Common(schema.Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What all share. `truncate_prompt_tokens`: texts are cut to so many tokens (-1: to what the model reads)."""
 
     model: str | None = None
@@ -63,12 +63,15 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Rerank(Common, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """POST /rerank, as the clients of Cohere and Jina have it."""
 
+    unserved: ClassVar[Mapping[str, schema.Only]] = {
+        "rank_fields": schema.Only(),
+        "max_chunks_per_doc": schema.Only(),
+    }
     query: str
     documents: list[str | Document]
     top_n: int | None = None
     return_documents: bool | None = None
     max_tokens_per_doc: int | None = None
-    # Known elsewhere, not served
     rank_fields: Raw | UnsetType = UNSET
     max_chunks_per_doc: Raw | UnsetType = UNSET
 
@@ -156,9 +159,6 @@ async def rerank(service: Service, exchange: Exchange) -> None:
     service.need()
     body = await read(service, exchange, RERANK)
     text, ready = _checked(service, body, "embed", "rank")
-    for name in ("rank_fields", "max_chunks_per_doc"):
-        if given(getattr(body, name)) is not None:
-            raise unsupported(name)
     documents = [one if isinstance(one, str) else one.text for one in body.documents]
     _some(documents, service.settings.limits.inputs, "documents")
     if body.top_n is not None:
@@ -223,9 +223,10 @@ def _checked(service: Service, body: Common, *tasks: Literal["embed", "rank"]) -
     if body.model is not None:
         service.need_model(body.model)
     service.need_task(ready, *tasks)
+    refuse_unserved(body)
     if body.user is not None and len(body.user) > 512:
         raise InvalidInput("user can have at most 512 characters", param="user")
-    bounded_int(body.priority or 0, -1000, 1000, "priority")
+    bounded_int(body.priority or 0, *INT_BOUNDS["priority"], "priority")
     return text, ready
 
 

@@ -58,9 +58,6 @@ class _Choice:
 
 def read_tools(body: Chat, limits: Limits) -> Tools:
     """The tools of a request and what it wants of them. Raises InvalidInput."""
-    for name, new in (("functions", "tools"), ("function_call", "tool_choice")):
-        if given(getattr(body, name)) is not None:
-            raise unsupported(name, f"is not supported: OpenAI has replaced it by {new}")
     choice = _choice(body)
     tools = offered(body.tools, limits)
     if body.parallel_tool_calls is not None and tools is None:

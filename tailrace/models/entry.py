@@ -18,7 +18,7 @@ import msgspec
 from tailrace.models.checkpoint import TextAssets, checkpoint_files
 from tailrace.terms import ModelError
 
-VERSION = 2
+VERSION = 3
 """Changes whenever what an entry holds, or what it is worked out from, does."""
 
 MANIFEST = "manifest.json"

@@ -1,9 +1,9 @@
 """Tokenizer, chat template, detokenizer, stop automaton.
 
 What lives here: `tokenizer.py` (`Text`: text to ids and back), `gguf.py` and `splits.py` (a tokenizer.json rebuilt from
-GGUF metadata), `template.py`, `sandbox.py` and `guard.py` (chat templates; the caller's text never becomes a control
-token), `layout.py` (a tokenizer.json that loads fast),
-`tokens.py` (`TokenBytes`: what each id spells), `detokenize.py`, `stop.py`, `grammar.py` (what a grammar allows next),
+GGUF metadata), `infill.py` (fill in the middle), `template.py`, `sandbox.py` and `guard.py` (chat templates; the
+caller's text never becomes a control token), `layout.py` (a tokenizer.json that loads fast), `tokens.py` (`TokenBytes`:
+what each id spells), `detokenize.py`, `stop.py`, `grammar.py` (what a grammar allows next),
 `toolgrammar.py` (the grammar of an answer with calls and reasoning);
 `answer/` (what a model wrote, taken apart into reasoning, tool calls and text).
 

@@ -125,6 +125,11 @@ def tokenizer_config_from_gguf(gguf: Mapping[str, Any]) -> dict[str, Any]:
         index = metadata.id(f"{key}_token_id")
         if index is not None:
             config[f"{name}_token"] = metadata.tokens[index]
+    for part, key in (("prefix", "pre"), ("suffix", "suf"), ("middle", "mid")):
+        index = metadata.id(f"fim_{key}_token_id")
+        index = metadata.id(f"{part}_token_id") if index is None else index  # the older name
+        if index is not None:
+            config[f"{part}_token"] = metadata.tokens[index]
     template = gguf.get("tokenizer.chat_template")
     return {**config, "chat_template": template} if template else config
 

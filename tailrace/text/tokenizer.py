@@ -12,6 +12,7 @@ from tailrace.terms import InvalidInput, ModelError
 from tailrace.text.bounds import TokenBounds
 from tailrace.text.detokenize import decode
 from tailrace.text.guard import Control, Controls, looks_like_markup
+from tailrace.text.infill import Infill, find
 from tailrace.text.template import ChatTemplate, Rendered
 from tailrace.text.tokens import TokenBytes
 
@@ -91,6 +92,7 @@ class Text:
         self._layouts: dict[ToolFormat, Layout] = {}
         self.eos_ids = tuple(assets.eos_ids)
         self._prefix, self._suffix = self._affixes(config, assets)
+        self.infill: Infill | None = find(config, self._full.token_to_id)
         names = _names(config, assets, self._full)
         templates = _templates(assets.chat_template, config)
         self._templates = {name: ChatTemplate(text, names, self._controls) for name, text in templates.items()}
@@ -192,6 +194,15 @@ class Text:
             text = text.removeprefix(self._controls.by_id[prefix[0]].text)
         ids = _encode(self._full, text).ids if parse_special else self._ordinary(text)
         return self._checked([*prefix, *ids, *suffix])
+
+    def encode_infill(self, before: str, after: str) -> list[int]:
+        """Ids of a prompt whose answer stands between the two texts. Nothing in them is a control token. Raises
+        `InvalidInput` where the model has no tokens for that."""
+        if self.infill is None:
+            raise InvalidInput("the model has no tokens for fill-in-the-middle", param="suffix")
+        first, second = self._ordinary(before), self._ordinary(after, first=False)
+        ids = [*self._prefix, self.infill.prefix, *first, self.infill.suffix, *second, self.infill.middle]
+        return self._checked(ids)
 
     @cached_property
     def pair_form(self) -> PairForm:

@@ -13,6 +13,6 @@ from tests.api.stand import StandText
 
 if __name__ == "__main__":
     settings = msgspec.json.decode(sys.argv[1], type=Settings)
-    broken = settings.model == "broken template"
-    load_text = None if not settings.loader else lambda _settings: StandText(broken_template=broken)
+    broken, infill = settings.model == "broken template", settings.model == "infill"
+    load_text = None if not settings.loader else lambda _settings: StandText(broken_template=broken, infill=infill)
     sys.exit(run(settings, load_text=load_text, report=lambda line: print(line, flush=True)))

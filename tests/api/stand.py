@@ -27,6 +27,7 @@ from tailrace.terms import InvalidInput, ModelError
 from tailrace.text import Text, TokenBytes
 from tailrace.text.answer.formats import LAYOUTS, TOOL_FORMATS, Layout, ToolFormat
 from tailrace.text.grammar import Compiler
+from tailrace.text.infill import Infill
 from tests.fakes import Eager, FakeBackend
 
 BOS, EOS, ROLE, SAY, HANG, CRASH, RAISE = range(7)
@@ -193,7 +194,8 @@ class StandText:
     template_variables = frozenset({"enable_thinking"})
     reasoning_opened = Text.reasoning_opened
 
-    def __init__(self, *, broken_template: bool = False) -> None:
+    def __init__(self, *, broken_template: bool = False, infill: bool = False) -> None:
+        self.infill = Infill(ROLE, ROLE, SAY) if infill else None
         self._table = table()
         self._broken_template = broken_template
 
@@ -220,6 +222,9 @@ class StandText:
 
     def encode_inside(self, text: str) -> list[int]:
         return self.encode(text, add_bos=False)
+
+    def encode_infill(self, before: str, after: str) -> list[int]:
+        return [BOS, ROLE, *self.encode_inside(before), ROLE, *self.encode_inside(after), SAY]
 
     def encode_chat(
         self,

@@ -209,3 +209,14 @@ def test_tokenize_takes_one_of_prompt_and_messages(quick: Running) -> None:
     open_end = quick.post("/tokenize", {"messages": messages}).json()["tokens"]
     closed = quick.post("/tokenize", {"messages": messages, "add_generation_prompt": False}).json()["tokens"]
     assert open_end == [*closed, SAY]
+
+
+def test_a_suffix_goes_behind_what_is_written(fresh: Any) -> None:
+    with fresh(model="infill", served_names=["stand"]) as running:
+        answer = running.client().completions.create(model="stand", prompt="before ", suffix=" after", max_tokens=40)
+        assert answer.choices[0].text == " after"  # the stand-in says what stands before its last token
+        assert answer.usage.prompt_tokens == 4 + len("before  after")
+        for body in ({"echo": True}, {"prompt": [FIRST_BYTE]}, {"tailrace": {"parse_special": True}}):
+            refused = post(running, **{"prompt": "a", "suffix": "b", **body})
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == "suffix"

@@ -54,7 +54,7 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("web_search_options", {}),
     ("chat_template", "{% for a in range(10**9) %}{% endfor %}"),
     ("use_beam_search", True),
-    ("service_tier", "flex"),
+    ("service_tier", "scale"),
     ("echo", True),
     ("cache_salt", "x"),
     ("prompt_cache_key", "x"),

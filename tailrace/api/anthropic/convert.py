@@ -23,29 +23,14 @@ from tailrace.api.anthropic.schema import (
     ToolUse,
     Turn,
 )
-from tailrace.api.params import bounded, given, unsupported
+from tailrace.api.params import bounded, given, refuse_unserved, unsupported
 from tailrace.api.settings import Limits
 from tailrace.terms import InvalidInput
 
-UNSERVED = (
-    *("context_management", "mcp_servers", "output_format", "user_profile_id", "workspace_id"),
-    *("container", "diagnostics", "inference_geo"),
-)
 ERROR = "Error: "
 """What a result begins with where its call failed: templates know no other sign of it."""
 
 Encode = msgspec.json.Encoder().encode
-
-
-def refuse_unserved(body: CountTokens) -> None:
-    """Raises InvalidInput for what exists elsewhere."""
-    for name in UNSERVED:
-        if given(getattr(body, name, UNSET)) is not None:
-            raise unsupported(name)
-    if body.speed not in (None, "standard"):
-        raise unsupported("speed", 'can only be "standard"')
-    if body.output_config is not None and body.output_config.effort is not None:
-        raise unsupported("output_config.effort")
 
 
 def chat_of(body: Messages, limits: Limits, *, arguments: dict[str, Any], effort: str | None) -> openai.Chat:
@@ -148,6 +133,8 @@ def _choice(choice: ToolChoice | None, tools: list[dict[str, Any]] | None) -> tu
 def messages_of(body: CountTokens) -> list[openai.Message]:
     """The conversation, as chats have it: what tools gave becomes messages of its own, and neighbours of one role are
     one message, since templates want them to alternate. Raises InvalidInput."""
+    if not body.messages:
+        raise InvalidInput("messages is empty: give at least one", param="messages")
     made: list[openai.Message] = []
     if body.system:
         made.append(_system(body.system, "system"))
@@ -159,7 +146,7 @@ def messages_of(body: CountTokens) -> list[openai.Message]:
             made += _user(turn, where)
         else:
             made.append(_assistant(turn, where))
-    if body.messages and body.messages[-1].role == "assistant":
+    if body.messages[-1].role == "assistant":
         raise unsupported("messages", "must not end with the assistant: the beginning of an answer cannot be given")
     return _joined(made)
 

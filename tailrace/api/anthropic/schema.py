@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
+
+from tailrace.api.schema import Body, Only
 
 
 class CacheControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,29 +120,41 @@ class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user_id: str | None = None
 
 
-class CountTokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CountTokens(Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/messages/count_tokens: all that a prompt is made of."""
 
+    unserved: ClassVar[Mapping[str, Only]] = {
+        **dict.fromkeys(("context_management", "mcp_servers", "output_format", "user_profile_id"), Only()),
+        **dict.fromkeys(("workspace_id", "billing_policy", "compaction"), Only()),
+        "speed": Only('can only be "standard"', ("standard",)),
+        "output_config.effort": Only(),
+    }
     model: str
     messages: list[Turn]
-    system: str | list[Text] | None = None
+    system: str | list[Text | Image | Document] | None = None
     tools: Raw | UnsetType = UNSET
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
-    # Known elsewhere, not served: refused by name
     context_management: Raw | UnsetType = UNSET
     mcp_servers: Raw | UnsetType = UNSET
     output_format: Raw | UnsetType = UNSET
     speed: str | None = None
     user_profile_id: Raw | UnsetType = UNSET
     workspace_id: Raw | UnsetType = UNSET
+    billing_policy: Raw | UnsetType = UNSET
+    compaction: Raw | UnsetType = UNSET
 
 
 class Messages(CountTokens, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/messages."""
 
+    unserved: ClassVar[Mapping[str, Only]] = {
+        **CountTokens.unserved,
+        **dict.fromkeys(("container", "diagnostics", "inference_geo"), Only()),
+        **dict.fromkeys(("fallback_credit_token", "fallbacks", "thread"), Only()),
+    }
     max_tokens: int
     stop_sequences: Raw | UnsetType = UNSET
     stream: bool | None = None
@@ -151,6 +166,9 @@ class Messages(CountTokens, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     container: Raw | UnsetType = UNSET
     diagnostics: Raw | UnsetType = UNSET
     inference_geo: Raw | UnsetType = UNSET
+    fallback_credit_token: Raw | UnsetType = UNSET
+    fallbacks: Raw | UnsetType = UNSET
+    thread: Raw | UnsetType = UNSET
 
 
 MESSAGES = msgspec.json.Decoder(Messages)

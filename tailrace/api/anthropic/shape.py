@@ -83,7 +83,7 @@ class MessageShape:
     def _head(self, choice: Choice) -> dict[str, Any]:
         facts = self.facts
         head = {"id": facts.id, "type": "message", "role": "assistant", "model": facts.model}
-        return {**head, "usage": usage_of(choice)}
+        return {**head, "usage": {**usage_of(choice), "service_tier": "standard"}}
 
     def _part(self, part: Part) -> Iterator[bytes]:
         match part:

@@ -18,10 +18,12 @@ from tailrace.api.endpoints import read
 from tailrace.api.errors import HttpError
 from tailrace.api.exchange import Exchange
 from tailrace.api.params import unsupported
+from tailrace.api.schema import Body
 from tailrace.api.service import Service
 from tailrace.terms import InvalidInput
 
 WHAT = "batch"
+LISTING = ("after", "limit")
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 WINDOW = re.compile(r"(\d{1,6})([smhd])")
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -35,7 +37,7 @@ class OutputExpiry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: int
 
 
-class Create(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Create(Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/batches."""
 
     input_file_id: str
@@ -132,7 +134,7 @@ async def get(service: Service, exchange: Exchange) -> None:
 
 async def listing(service: Service, exchange: Exchange) -> None:
     """GET /v1/batches."""
-    query = Query(exchange, ("after", "limit"))
+    query = Query(exchange, LISTING)
     rows, more = await page(service, query.page("batch", exchange.tenant, "desc"))
     shown = [await _shown(service, row) for row in rows]
     await exchange.answer(200, msgspec.json.encode(listed(shown, more=more)))

@@ -25,6 +25,7 @@ PATIENCE = 10
 """How much longer than another body a file may take to come."""
 MOST_LISTED = 10_000
 LEAST_SECONDS, MOST_SECONDS = 3600, 30 * 86400
+LISTING = ("after", "limit", "order", "purpose")
 FIELDS = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
 
 
@@ -116,7 +117,7 @@ def check_seconds(number: int, param: str) -> None:
 
 async def listing(service: Service, exchange: Exchange) -> None:
     """GET /v1/files."""
-    query = Query(exchange, ("after", "limit", "order", "purpose"))
+    query = Query(exchange, LISTING)
     query.values["model"] = query.values.pop("purpose", "")
     if not query.values["model"]:
         del query.values["model"]

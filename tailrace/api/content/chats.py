@@ -17,11 +17,13 @@ from tailrace.api.endpoints import read
 from tailrace.api.exchange import Exchange
 from tailrace.api.messages import text_size
 from tailrace.api.params import given
-from tailrace.api.schema import Chat, Message
+from tailrace.api.schema import Body, Chat, Message
 from tailrace.api.service import Plan, Service
 from tailrace.terms import InvalidInput
 
 WHAT = "chat completion"
+PAGE = ("after", "limit", "order")
+LISTING = (*PAGE, "model")
 LEAST = 1000
 """Bytes of an answer without text."""
 ECHOED = (
@@ -30,7 +32,7 @@ ECHOED = (
 """What a stored completion says of its request, where it was given."""
 
 
-class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Update(Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/chat/completions/{id}."""
 
     metadata: dict[str, str]
@@ -114,14 +116,14 @@ async def delete(service: Service, exchange: Exchange) -> None:
 
 async def listing(service: Service, exchange: Exchange) -> None:
     """GET /v1/chat/completions: those that are stored."""
-    query = Query(exchange, ("after", "limit", "order", "model"), labels=True)
+    query = Query(exchange, LISTING, labels=True)
     rows, more = await page(service, query.page("chat", exchange.tenant, "asc"))
     await exchange.answer(200, msgspec.json.encode(listed([_shown(row) for row in rows], more=more)))
 
 
 async def messages(service: Service, exchange: Exchange) -> None:
     """GET /v1/chat/completions/{id}/messages: those of the request."""
-    query = Query(exchange, ("after", "limit", "order"))
+    query = Query(exchange, PAGE)
     stored = await find(service, exchange, "chat", name_in(exchange, -2), WHAT)
     rows: Sequence[dict[str, Any]] = msgspec.json.decode(stored.body, type=Kept).messages
     await exchange.answer(200, msgspec.json.encode(sliced(rows, query, "asc")))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from tailrace.api.params import given, unsupported
-from tailrace.api.schema import Extras
+from tailrace.api.params import refuse_unserved, unsupported
+from tailrace.api.schema import Body, Extras, Only
 from tailrace.terms import InvalidInput
 
 LOGPROBS = "message.output_text.logprobs"
@@ -34,9 +37,20 @@ class ReasoningOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     generate_summary: Raw | UnsetType = UNSET
 
 
-class Create(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The body. Optional parameters may be null, which means absent."""
+_SHOWN = "is not supported: the reasoning item has the reasoning itself, as its content"
 
+
+class Create(Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The body."""
+
+    unserved: ClassVar[Mapping[str, Only]] = {
+        **dict.fromkeys(("conversation", "prompt", "context_management", "moderation", "prompt_cache_key"), Only()),
+        **dict.fromkeys(("prompt_cache_retention", "prompt_cache_options", "safety_identifier"), Only()),
+        **dict.fromkeys(("background_options", "access_programs", "image", "text.verbosity"), Only()),
+        "reasoning.summary": Only(_SHOWN),
+        "reasoning.generate_summary": Only(_SHOWN),
+        "stream_options.include_obfuscation": Only("can only be false", (False,)),
+    }
     model: str
     input: Raw | UnsetType = UNSET
     instructions: str | None = None
@@ -75,7 +89,6 @@ class Create(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     priority: int | None = None
     tailrace: Extras | None = None
     chat_template_kwargs: Raw | UnsetType = UNSET
-    # Known elsewhere, not served
     conversation: Raw | UnsetType = UNSET
     prompt: Raw | UnsetType = UNSET
     context_management: Raw | UnsetType = UNSET
@@ -90,34 +103,11 @@ class Create(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 CREATE = msgspec.json.Decoder(Create)
-UNSERVED = (
-    "conversation",
-    "prompt",
-    "context_management",
-    "moderation",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "prompt_cache_options",
-    "safety_identifier",
-    "background_options",
-    "access_programs",
-    "image",
-)
 
 
 def check(body: Create) -> None:
     """Refuses by name what is not served, and what chat completions do not look at. Raises InvalidInput."""
-    for name in UNSERVED:
-        if given(getattr(body, name)) is not None:
-            raise unsupported(name)
-    for part, names in ((body.text, ("verbosity",)), (body.reasoning, ("summary", "generate_summary"))):
-        for name in names:
-            if part is not None and given(getattr(part, name)) is not None:
-                whose = "text" if part is body.text else "reasoning"
-                why = "is not supported"
-                if whose == "reasoning":
-                    why = "is not supported: the reasoning item has the reasoning itself, as its content"
-                raise unsupported(f"{whose}.{name}", why)
+    refuse_unserved(body)
     for name in body.include or ():
         if name != LOGPROBS:
             raise unsupported("include", f'can only have "{LOGPROBS}", not {name[:64]!r}')
@@ -127,5 +117,3 @@ def check(body: Create) -> None:
         raise InvalidInput("max_tool_calls must be at least 1", param="max_tool_calls")
     if body.stream_options is not None and not body.stream:
         raise InvalidInput("stream_options needs stream to be true", param="stream_options")
-    if body.stream_options is not None and body.stream_options.include_obfuscation:
-        raise unsupported("stream_options.include_obfuscation", "can only be false")

@@ -24,6 +24,8 @@ from tailrace.api.schema import Message
 from tailrace.api.service import Plan, Service
 from tailrace.terms import InvalidInput
 
+SHOWING = ("include[]", "include", "stream")
+ITEMS = ("after", "limit", "order", "include[]", "include")
 ROOM = 8
 """One part in so many of the context is what `truncation: "auto"` leaves for an answer that nobody has bounded."""
 
@@ -148,7 +150,7 @@ def head_of(asked: Asked, plan: Plan) -> dict[str, Any]:
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": _effort(body), "summary": None},
-        "service_tier": "default",
+        "service_tier": plan.asked.service_tier or "default",
         "store": asked.store,
         "temperature": params.temperature,
         "text": {"format": translate.shown_format(msgspec.UNSET if body.text is None else body.text.format)},
@@ -170,7 +172,7 @@ def _effort(body: Create) -> Any:
 
 async def get(service: Service, exchange: Exchange) -> None:
     """GET /v1/responses/{id}."""
-    query = Query(exchange, ("include[]", "include", "stream"))
+    query = Query(exchange, SHOWING)
     if query.values.get("stream", "false") != "false":
         raise unsupported("stream", "can only be false: events are not stored")
     _, response = await kept.find_response(service, exchange, name_in(exchange))
@@ -202,6 +204,6 @@ async def cancel(service: Service, exchange: Exchange) -> None:
 
 async def input_items(service: Service, exchange: Exchange) -> None:
     """GET /v1/responses/{id}/input_items: all that the response was an answer to, earlier turns included."""
-    query = Query(exchange, ("after", "limit", "order", "include[]", "include"))
+    query = Query(exchange, ITEMS)
     conversation, _ = await kept.find_response(service, exchange, name_in(exchange, -2))
     await exchange.answer(200, msgspec.json.encode(sliced(conversation, query, "desc")))
