@@ -1,8 +1,8 @@
 """What a server's API process costs beside its engine: processor seconds of each over workload c 32, as text.
 
-HTTP, tokenizing, detokenizing, streaming, metrics and the log line of each request are the API process's; scheduling and
-computing are the engine's. The client is a process of its own and not counted. Seconds of the processor depend little on
-what else the machine does.
+HTTP, tokenizing, detokenizing, streaming, metrics and the log line of each request are the API process's; scheduling
+and computing are the engine's. The client is a process of its own and not counted. Seconds of the processor depend
+little on what else the machine does.
 """
 
 from __future__ import annotations
