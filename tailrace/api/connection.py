@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import struct
 import sys
 import time
 import traceback
@@ -18,7 +20,7 @@ from typing import cast
 
 import httptools
 
-from tailrace.api.errors import HttpError
+from tailrace.api.errors import HttpError, unavailable
 from tailrace.api.exchange import Exchange, head
 from tailrace.api.settings import Timeouts
 
@@ -33,6 +35,10 @@ LINGER_SECONDS = 2.0
 reset, and the client would not see the answer."""
 LINGER_BYTES = 128 << 20
 """How much that nobody wants is read and dropped."""
+LINGER_NOT = struct.pack("ii", 1, 0)
+"""SO_LINGER of a socket that is reset when it is closed."""
+REFUSED = 32
+"""Connections too many that are told so; further ones are cut at once."""
 PROGRESS = 16 << 10
 """Bytes that a client must take of what waits for it, each time in a send timeout."""
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -41,7 +47,8 @@ MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", 
 
 class Connections:
     """Every connection of one server, and what they share. `answered` hears of the statuses of refusals that never
-    become an exchange, `refused` of them and of the id that the client is told."""
+    become an exchange, `refused` of them and of the id that the client is told. `most`: connections that are
+    served at once."""
 
     def __init__(
         self,
@@ -49,11 +56,14 @@ class Connections:
         timeouts: Timeouts,
         answered: Callable[[str, int], None],
         refused: Callable[[str, HttpError], object] = lambda _id, _error: None,
+        *,
+        most: int = 8192,
     ) -> None:
         self.application = application
         self.timeouts = timeouts
         self.answered = answered
         self.refused = refused
+        self.most = most
         self.date = b""
         self.open: set[Connection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -111,7 +121,13 @@ class Connection(asyncio.Protocol):
         """A client is here; its first head is due."""
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are, by what they do
         self.shared.open.add(self)
-        self._arm(self.shared.timeouts.header, self._head_is_late)
+        excess = len(self.shared.open) - self.shared.most
+        if excess > REFUSED:
+            self.abort()
+        elif excess > 0:
+            self._refuse(unavailable(f"more than {self.shared.most} connections are open"))
+        else:
+            self._arm(self.shared.timeouts.header, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It has hung up, or was."""
@@ -192,7 +208,15 @@ class Connection(asyncio.Protocol):
         if unsent + PROGRESS <= self._unsent:
             self._unsent, self.blocked_since = unsent, now
         elif now - self.blocked_since > self.shared.timeouts.send:
-            self.abort()
+            self._reset()
+
+    def _reset(self) -> None:
+        """Cuts the connection so that the system, too, forgets what it still has for the client: a connection that is
+        only closed stays there for as long as the client takes nothing."""
+        line = self.transport.get_extra_info("socket")
+        if line is not None:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
+        self.abort()
 
     def shutdown(self) -> None:
         """Closes the connection after the answer that is under way."""

@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 TICK = 1.0
 """Seconds between housekeeping: the Date header, slow clients, the accounts."""
 BACKLOG = 2048
+UNSENT = 128 << 10
+"""Bytes that the system takes for a client beyond what is on its way. Without a bound it takes megabytes, and a client
+that reads nothing looks like one that reads."""
+FILES = 65_536
+"""Most descriptors that the process asks the system for."""
 WARM_AFTER = 0.1
 """Seconds from readiness to compiling the chat template, unless a request has done so: the first request goes first."""
 
@@ -39,6 +44,9 @@ FIRST = {
     "rank": ("/rerank", '{"model": "NAME", "query": "Hello!", "documents": ["Good morning", "A wheel"]}'),
 }
 """Path and body of a first request, for the start-up report."""
+
+SPARE_FILES = 64
+"""Descriptors that are kept for other things than connections."""
 
 TextLoader = Callable[[Settings], "Text"]
 Print = Callable[[str], object]
@@ -105,9 +113,23 @@ def listen(settings: Settings) -> socket.socket:
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror}. "
             "Is another server running there? Give another --port, or 0 for any"
         ) from None
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)  # connections inherit it
     listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener
+
+
+def more_files() -> int:
+    """Lets the process hold as many descriptors as the system permits: shells and services often give 1,024, which is
+    fewer than the clients that may wait. Returns how many it may hold."""
+    import resource
+
+    soft, hard = (FILES if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(resource.RLIMIT_NOFILE))
+    if soft < min(FILES, hard):
+        soft = min(FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    return soft
 
 
 def tls_of(settings: Settings) -> ssl.SSLContext | None:
@@ -210,7 +232,8 @@ class Server:
                 report=to_stderr,
             )
             service.batches = Runner(service, service.content)
-        connections = Connections(Front(service), times, service.metrics.answered, service.malformed)
+        most = max(1, min(settings.limits.connections, more_files() - SPARE_FILES))
+        connections = Connections(Front(service), times, service.metrics.answered, service.malformed, most=most)
         listening = await self._listen(loop, connections)
         self._laps.lap("http")
         housekeeping = asyncio.create_task(self._housekeeping(service, connections))

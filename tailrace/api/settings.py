@@ -23,6 +23,8 @@ class Limits:
     """What one request may ask for, and what all of them together may hold. Anything past a limit is refused with the
     number it broke."""
 
+    connections: int = 8192
+    """Most connections at once, fewer where the system gives fewer descriptors; whoever comes then gets 503."""
     body_bytes: int = 16 << 20
     """Largest request body; more is 413."""
     choices: int = 128

@@ -57,7 +57,14 @@ def check(grammar: Grammar) -> str:
         failed, messages = LLMatcher.validate_grammar_with_warnings(_source(grammar), limits=limits())
     except ValueError as error:  # no JSON, or nested too deeply
         failed, messages = True, [str(error)]
-    return _short(messages[0]) if failed else ""
+    return _in_our_words(_short(messages[0])) if failed else ""
+
+
+def _in_our_words(message: str) -> str:
+    """llguidance's message, where that would send its reader to an option which no request has."""
+    if message.startswith("oneOf constraints"):
+        return "the alternatives of a oneOf overlap, or may: make them exclude each other, or say anyOf"
+    return message
 
 
 def limits() -> LLParserLimits:

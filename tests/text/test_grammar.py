@@ -150,3 +150,10 @@ def test_keywords_that_cannot_be_enforced_are_refused_unless_lenient() -> None:
     schema = '{"type": "array", "items": {"type": "integer"}, "uniqueItems": true}'
     assert check(Grammar("json", schema))
     assert check(Grammar("json", schema, lenient=True)) == ""
+
+
+def test_alternatives_that_overlap_are_refused_with_a_remedy_and_others_are_told_apart() -> None:
+    overlapping = {"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 2}]}
+    assert "say anyOf" in check(Grammar("json", json.dumps(overlapping)))
+    assert not check(Grammar("json", json.dumps(overlapping), lenient=True))
+    assert not check(Grammar("json", json.dumps({"oneOf": [{"type": "integer"}, {"type": "string"}]})))

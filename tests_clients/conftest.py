@@ -1,0 +1,75 @@
+"""Servers with real weights for other people's clients, which run in an environment without Tailrace.
+
+`TAILRACE_PYTHON` is the interpreter that has Tailrace, its models pulled already.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+PYTHON = Path(os.environ.get("TAILRACE_PYTHON", HERE.parent / ".venv" / "bin" / "python")).absolute()
+MODEL = "smol"
+EMBEDDER = "minilm"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a server is, and what it serves."""
+
+    root: str
+    model: str
+
+    @property
+    def base(self) -> str:
+        """The base URL of OpenAI's clients."""
+        return f"{self.root}/v1"
+
+
+@contextmanager
+def serving(model: str, name: str, *options: str) -> Iterator[Place]:
+    """`tailrace serve` on a free port."""
+    command = [str(PYTHON), "-m", "tailrace.cli", "serve", model, "--port", "0", "--served-name", name, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
+        try:
+            assert child.stdout is not None
+            said: list[str] = []
+            for line in child.stdout:
+                said.append(line)
+                if found := re.search(r"Serving on (http://[\d.:]+)", line):
+                    yield Place(found[1], name)
+                    break
+            else:
+                pytest.fail(f"the server ended: {''.join(said)}")
+        finally:
+            child.terminate()
+            child.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """SmolLM2-135M with a chat template that knows tools, and a content store."""
+    folder = tmp_path_factory.mktemp("model")
+    where = "from tailrace.models import catalogue; print(catalogue.pull(catalogue.DEFAULT))"
+    source = subprocess.run([str(PYTHON), "-c", where], capture_output=True, text=True, check=True).stdout.strip()
+    model = folder / "smol.gguf"
+    change = [str(PYTHON.with_name("gguf-new-metadata")), source, str(model)]
+    subprocess.run([*change, "--chat-template-file", str(HERE / "template.jinja")], check=True, capture_output=True)
+    options = ["--kv-tokens", "16384", "--no-log-requests", "--content-store", f"sqlite:////{folder}/content.db"]
+    with serving(str(model), MODEL, *options) as place:
+        yield place
+
+
+@pytest.fixture(scope="session")
+def embedder() -> Iterator[Place]:
+    """MiniLM."""
+    with serving("minilm", EMBEDDER, "--no-log-requests") as place:
+        yield place
