@@ -328,7 +328,7 @@ class Server:
             "Try:",
             f"  curl {url}{path}{key} -H 'Content-Type: application/json' -d '{body}'",
         )
-        for line in lines:
+        for line in (*lines[:2], *adapter_lines(service), *lines[2:]):
             self._report(line)
 
     async def _housekeeping(self, service: Service, connections: Connections) -> None:
@@ -366,6 +366,15 @@ class Server:
                     await asyncio.sleep(0.01)
         except TimeoutError:
             self._report(f"tailrace: {service.client.held} requests were cut off after {limit:g} s")
+
+
+def adapter_lines(service: Service) -> list[str]:
+    """What the start-up report says of adapters: nothing where there are none."""
+    loaded = service.adapters.all
+    if not loaded:
+        return []
+    each = ", ".join(f"{one.name} (rank {one.rank}, {one.bytes / 2**20:.1f} MiB)" for one in loaded)
+    return [f"adapters: {each}; at most {service.settings.max_loras}"]
 
 
 def settle_memory() -> None:
