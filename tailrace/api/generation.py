@@ -52,8 +52,8 @@ class Choice:
     watch: StopWatch | None  # where it has stop strings: the engine runs the same
     eos: frozenset[int] = frozenset()  # ends of text, which the vocabulary need not flag as special
     answer: AnswerParser | None = None  # where the answer is taken apart
-    adapter: int = 0  # the engine's id of its adapter
     hide_tokens: bool = False  # echo with max_tokens 0: the one token that the engine needs is not shown
+    adapter: int = 0  # the engine's id of its adapter
     output_tokens: int = 0
     cached: int = 0
     reasoning_tokens: int = 0

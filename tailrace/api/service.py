@@ -299,6 +299,7 @@ class Service:
         assert self.text is not None
         self.need_model(model)
         adapter = self.adapters.find(model)
+        number = adapter.id if adapter is not None else 0
         table = self.table(self.text)
         name = f"{prefix}{os.urandom(12).hex()}"
         generation = Generation(asked.stream)
@@ -317,8 +318,7 @@ class Service:
                 request = name if len(prompts) * asked.n == 1 else f"{name}.{index}"
                 decoder = Detokenizer(table, start=start, shown=own.shown)
                 answer = reading.parser() if reading else None
-                choice = Choice(generation, index, request, prompt, own, decoder, watch, eos, answer, hide)
-                choice.adapter = adapter.id if adapter is not None else 0
+                choice = Choice(generation, index, request, prompt, own, decoder, watch, eos, answer, hide, number)
                 generation.add(choice)
         return Plan(generation, asked, name, int(time.time()), adapter.name if adapter is not None else None)
 

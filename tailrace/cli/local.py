@@ -56,9 +56,9 @@ def connected(
     from tailrace.models import catalogue
 
     name = model or catalogue.DEFAULT
-    options = [] if quantize is None else ["--quantize", quantize]
-    options += [] if lora is None else ["--lora", "=".join(lora)]
-    with started(name, options=options, say=say) as client:
+    rounded = () if quantize is None else ("--quantize", quantize)
+    adapter = () if lora is None else ("--lora", "=".join(lora))
+    with started(name, options=(*rounded, *adapter), say=say) as client:
         yield client
 
 

@@ -50,6 +50,7 @@ class Adapters:
         self._threaded = thread
         self._thread: threading.Thread | None = None
         self._wake = threading.Condition()
+        self._later: deque[AdapterSpec] = deque()  # they get the numbers of those that are about to go
         self._asked: deque[tuple[AdapterSpec, int]] = deque()
         self._done: deque[tuple[Adapted, int, PackedAdapter | None]] = deque()
         self._unwanted: set[int] = set()  # unloaded before they had been read
@@ -70,16 +71,25 @@ class Adapters:
 
     def load(self, spec: AdapterSpec) -> None:
         """Begins to read one; `settle` tells what has become of it."""
-        if not self._free:
-            error = f"there are {self._most} adapters already, and that is the most (--max-loras): unload one"
-            leaving = sum(held.leaving for held in self._held.values())
-            if leaving:
-                error += f"; {leaving} go when their requests have ended"
-            self._done.append((Adapted(spec.id, error=error), -1, None))
-            return
+        gone = sum(held.leaving and not held.requests for held in self._held.values())
         self._reading.add(spec.id)
+        if len(self._free) + gone > len(self._later):
+            self._later.append(spec)
+            self._begin()
+            return
+        error = f"there are {self._most} adapters already, and that is the most (--max-loras): unload one"
+        leaving = sum(held.leaving for held in self._held.values()) - gone
+        if leaving:
+            error += f"; {leaving} go when their requests have ended"
+        self._done.append((Adapted(spec.id, error=error), -1, None))
+
+    def _begin(self) -> None:
+        """Has those read that there is a number for."""
+        if not (self._later and self._free):
+            return
         with self._wake:
-            self._asked.append((spec, self._free.pop()))
+            while self._later and self._free:
+                self._asked.append((self._later.popleft(), self._free.pop()))
             self._wake.notify()
         if self._threaded and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="adapters", daemon=True)
@@ -113,6 +123,7 @@ class Adapters:
             self._backend.set_adapter(held.number, None)
             self._free.append(held.number)
             del self._held[held.id]
+        self._begin()
         told = []
         while self._done:
             news, number, packed = self._done.popleft()
