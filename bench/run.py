@@ -86,6 +86,7 @@ BENCHES: dict[str, tuple[str, str, Callable[[Any, Setting], None]]] = {
     "serve": ("serve", "Through HTTP", lambda m, s: m.run(s.servers, s.workloads(m.WORKLOADS), s.args.repeats)),
     "apishare": ("apishare", "The API's share", lambda m, s: m.run(s.ours, max(5, s.args.repeats))),
     "drafts": ("drafts", "Drafts", lambda m, s: m.run(s.drafting, max(9, s.args.repeats))),
+    "lora": ("lora", "LoRA adapters", lambda m, s: m.run(s.model, s.args.threads, s.args.kernels, s.args.repeats)),
     "start": ("start", "Start", lambda m, s: m.run(s.servers, s.args.model, s.args.starts)),
     "shapes": ("shapes", "Larger shapes, through HTTP", _shapes),
     "neighbour": ("neighbour", "Beside a busy process", lambda m, s: m.run(s.servers, s.args.repeats)),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tailrace.backends import PAGE_SIZE, Batch, Inline, Pages, Result, Sampling
+from tailrace.backends import PAGE_SIZE, Adapter, Batch, Inline, PackedAdapter, Pages, Result, Sampling
 from tailrace.backends.groups import first_page
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.constrain import Grammars
@@ -188,6 +188,7 @@ class FakeBackend(Inline):
         self.positions = np.full((pages, PAGE_SIZE), -1, np.int32)
         self.violations: list[str] = []
         self.computed = 0  # tokens, ever
+        self.adapters: dict[int, PackedAdapter] = {}
         self.steps: list[tuple[int, int]] = []  # sequences and tokens of each step
         self.max_wanted = max_wanted
         self._clock = clock
@@ -220,6 +221,14 @@ class FakeBackend(Inline):
     @property
     def _groups(self) -> list[tuple[np.ndarray, np.ndarray]]:
         return [(self.tokens, self.positions), *((group[0], group[1]) for group in self.sliding)]
+
+    def pack_adapter(self, adapter: Adapter) -> Adapter:
+        return adapter
+
+    def set_adapter(self, number: int, adapter: PackedAdapter | None) -> None:
+        self.adapters.pop(number, None)
+        if adapter is not None:
+            self.adapters[number] = adapter
 
     def run(self, batch: Batch) -> Result:
         if self._clock is not None and self._duration is not None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from tailrace.api import schema
+from tailrace.api.adapters import NamedAdapter
 from tailrace.api.endpoints import read
 from tailrace.api.errors import HttpError
 from tailrace.api.exchange import Exchange
@@ -60,6 +61,20 @@ class Level(schema.Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
     engine: EngineLog | None = None
 
 
+class Load(schema.Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """POST /v1/load_lora_adapter, in vLLM's words. `load_inplace`: also where the name is another adapter's."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+
+
+class Unload(schema.Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """POST /v1/unload_lora_adapter."""
+
+    lora_name: str
+
+
 class Nothing(schema.Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The body of what needs no telling."""
 
@@ -70,6 +85,8 @@ LEVEL = msgspec.json.Decoder(Level)
 SLEEP = msgspec.json.Decoder(Asleep)
 PROFILE = msgspec.json.Decoder(Profiled)
 NOTHING = msgspec.json.Decoder(Nothing)
+LOAD = msgspec.json.Decoder(Load)
+UNLOAD = msgspec.json.Decoder(Unload)
 
 
 async def body(service: Service, exchange: Exchange, decoder: msgspec.json.Decoder[schema.T]) -> schema.T:
@@ -103,8 +120,15 @@ async def state(service: Service, exchange: Exchange) -> None:
         "kv_pages": {"all": gauges.pages, "used": gauges.used_pages, "cached": gauges.cached_pages},
         "restarts": service.client.restarts,
         "content": service.stored() or None,
+        "adapters": [_adapter_row(service, one) for one in service.adapters.all],
     }
     await exchange.answer(200, msgspec.json.encode(facts))
+
+
+def _adapter_row(service: Service, adapter: NamedAdapter) -> dict[str, Any]:
+    running, waiting = service.client.gauges.adapters.get(adapter.id, (0, 0))
+    facts = {"name": adapter.name, "digest": adapter.digest, "rank": adapter.rank, "bytes": adapter.bytes}
+    return facts | {"running": running, "waiting": waiting}
 
 
 async def requests(service: Service, exchange: Exchange) -> None:
@@ -265,6 +289,24 @@ async def is_sleeping(service: Service, exchange: Exchange) -> None:
     await exchange.answer(200, msgspec.json.encode({"is_sleeping": service.slept in ("asleep", "falling_asleep")}))
 
 
+async def load_lora_adapter(service: Service, exchange: Exchange) -> None:
+    """POST /admin/load_lora_adapter, and vLLM's /v1/load_lora_adapter: answers when requests may ask for it. 400 where
+    it cannot be loaded, 403 where none may be (--lora-dir)."""
+    wanted = await body(service, exchange, LOAD)
+    service.need()
+    made = await service.adapters.load(wanted.lora_name, wanted.lora_path, replace=wanted.load_inplace)
+    facts = {"lora_name": made.name, "digest": made.digest, "rank": made.rank, "bytes": made.bytes}
+    await answer(service, exchange, "load_lora_adapter", **facts)
+
+
+async def unload_lora_adapter(service: Service, exchange: Exchange) -> None:
+    """POST /admin/unload_lora_adapter, and vLLM's /v1/unload_lora_adapter: later requests get 404, those that run go on
+    to their end. 404 where there is none of the name."""
+    wanted = await body(service, exchange, UNLOAD)
+    service.adapters.unload(wanted.lora_name)
+    await answer(service, exchange, "unload_lora_adapter", lora_name=wanted.lora_name)
+
+
 async def profile(service: Service, exchange: Exchange) -> None:
     """POST /admin/profile: a trace of what engine, API and requests do from now on, when it is complete. 409 while
     another is made."""
@@ -321,5 +363,7 @@ ENDPOINTS: dict[str, Callable[[Service, Exchange], Awaitable[None]]] = {
     "wake": wake,
     "is_sleeping": is_sleeping,
     "profile": profile,
+    "load_lora_adapter": load_lora_adapter,
+    "unload_lora_adapter": unload_lora_adapter,
 }
 """By the names that `front` knows them under."""

@@ -11,6 +11,7 @@ import msgspec
 
 import tailrace
 from tailrace.api import schema
+from tailrace.api.adapters import NamedAdapter
 from tailrace.api.answers import call_ids
 from tailrace.api.constrained import constrained
 from tailrace.api.exchange import Exchange
@@ -99,7 +100,7 @@ async def chat_plan(
     asked = await constrained(service.grammars, text, asked, tools, reading, budget)
     asked = await predicted(service, text, body, asked, ready.max_context)
     service.need()
-    plan = service.plan(asked, [prompt], ready.max_context, prefix, start=True, reading=reading)
+    plan = service.plan(asked, [prompt], ready.max_context, prefix, model=body.model, start=True, reading=reading)
     return plan, call_ids(short=writes is not None and text.short_call_ids)
 
 
@@ -129,7 +130,7 @@ async def completions(service: Service, exchange: Exchange) -> None:
         prompts = await completion_prompts(service, prompts_given, asked, ready.max_context)
     echo = await echoed(text, body, prompts_given, asked)
     service.need()
-    plan = service.plan(asked, prompts, ready.max_context, "cmpl-", start=False)
+    plan = service.plan(asked, prompts, ready.max_context, "cmpl-", model=body.model, start=False)
     shape = TextShape(plan.facts(body.model), service.table(text), echo, echo_logprobs=asked.echo and asked.logprobs)
     service.submit(plan, exchange, "completions")
     await service.respond(plan, exchange, shape)
@@ -191,10 +192,16 @@ def _model_card(service: Service, name: str) -> dict[str, Any]:
     }
 
 
+def _adapter_card(service: Service, adapter: NamedAdapter) -> dict[str, Any]:
+    own = {"created": adapter.created, "parent": service.settings.model_name}
+    return _model_card(service, adapter.name) | own
+
+
 async def models(service: Service, exchange: Exchange) -> None:
     """GET /v1/models."""
     service.need(engine=False)
     cards = [_model_card(service, name) for name in service.settings.names]
+    cards += [_adapter_card(service, adapter) for adapter in service.adapters.all]
     await exchange.answer(200, msgspec.json.encode({"object": "list", "data": cards}))
 
 
@@ -203,7 +210,9 @@ async def model(service: Service, exchange: Exchange) -> None:
     service.need(engine=False)
     name = exchange.path.removeprefix("/v1/models/")
     service.need_model(name)
-    await exchange.answer(200, msgspec.json.encode(_model_card(service, name)))
+    adapter = service.adapters.find(name)
+    card = _model_card(service, name) if adapter is None else _adapter_card(service, adapter)
+    await exchange.answer(200, msgspec.json.encode(card))
 
 
 async def health(service: Service, exchange: Exchange) -> None:
@@ -248,6 +257,9 @@ async def metrics(service: Service, exchange: Exchange) -> None:
     service.settle()
     service.metrics.limits(service.guard.limited)
     service.metrics.content = service.stored()
+    counts = client.gauges.adapters
+    service.metrics.adapters = {one.name: counts.get(one.id, (0, 0)) for one in service.adapters.all}
+    service.metrics.max_adapters = service.settings.max_loras
     service.metrics.gauges(client.gauges, client.baseline, client.incarnation)
     if service.slept != "awake" or client.wakes:
         sleeper = service.sleeper

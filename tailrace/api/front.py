@@ -88,11 +88,19 @@ ADMIN_ROUTES = {
     "wake": ("POST", "wake"),
     "is_sleeping": ("GET", "is_sleeping"),
     "profile": ("POST", "profile"),
+    "load_lora_adapter": ("POST", "load_lora_adapter"),
+    "unload_lora_adapter": ("POST", "unload_lora_adapter"),
 }
 """Method and function (of `api.admin`, which is imported when somebody administers) by what follows /admin/."""
 
 
-ALIASES = {"/sleep": "sleep", "/wake_up": "wake", "/is_sleeping": "is_sleeping"}
+ALIASES = {
+    "/sleep": "sleep",
+    "/wake_up": "wake",
+    "/is_sleeping": "is_sleeping",
+    "/v1/load_lora_adapter": "load_lora_adapter",
+    "/v1/unload_lora_adapter": "unload_lora_adapter",
+}
 """vLLM's names."""
 
 

@@ -53,6 +53,7 @@ class Choice:
     eos: frozenset[int] = frozenset()  # ends of text, which the vocabulary need not flag as special
     answer: AnswerParser | None = None  # where the answer is taken apart
     hide_tokens: bool = False  # echo with max_tokens 0: the one token that the engine needs is not shown
+    adapter: int = 0  # the engine's id of its adapter
     output_tokens: int = 0
     cached: int = 0
     reasoning_tokens: int = 0
@@ -63,7 +64,7 @@ class Choice:
 
     def message(self, tenant: str, priority: int, deadline: float) -> Submit | Encode:
         """What the engine is sent."""
-        return Submit(self.request, self.prompt, self.params, tenant=tenant, priority=priority, deadline=deadline)
+        return Submit(self.request, self.prompt, self.params, tenant, priority, deadline, self.adapter)
 
     def queued(self) -> None:
         """The engine has it: from here on it will not be refused."""
@@ -270,6 +271,7 @@ REFUSALS: dict[str, tuple[int, str, str]] = {
     "invalid_value": (400, "invalid_request_error", "invalid_value"),
     "invalid_grammar": (400, "invalid_request_error", "invalid_grammar"),
     "grammar_failed": (400, "invalid_request_error", "grammar_failed"),
+    "adapter_not_loaded": (404, "invalid_request_error", "model_not_found"),
     "wrong_task": (400, "invalid_request_error", "unsupported_model"),
 }
 """Status, type and code of the errors that `EngineCore` names; any other is a 500."""

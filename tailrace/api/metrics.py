@@ -6,6 +6,7 @@ prometheus library only renders, and is imported at the first scrape.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -152,6 +153,9 @@ class Metrics:
         self.content: dict[str, int] = {}
         """Of the content store, where there is one: bytes, limit_bytes, failures; and batch_lines that run."""
         self.slept = ("awake", 0, 0, 0.0)
+        self.adapters: dict[str, tuple[int, int]] = {}
+        """Requests that run and that wait, by the name of their adapter."""
+        self.max_adapters = 0
         self._step_tokens = 0
         self._ready: Ready | None = None
 
@@ -328,6 +332,7 @@ class _Families:
         """All families."""
         for prefix in ("tailrace_", "vllm:"):
             yield from self._shared(prefix)
+            yield from self._adapters(prefix)
             yield from self._config(prefix)
         yield from self._own()
 
@@ -368,6 +373,34 @@ class _Families:
             family = HistogramMetricFamily(prefix + name, HELP[name], labels=labels)
             family.add_metric(values, histogram.cumulative(), histogram.total)
             yield family
+
+    def _adapters(self, prefix: str) -> Iterator[Metric]:
+        """vLLM's: which adapters requests run and wait with, as labels of one series whose value is the time; and the
+        numbers of requests, under our name alone."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        adapters = self._metrics.adapters
+        if not adapters:
+            return
+        labels = {
+            "max_lora": str(self._metrics.max_adapters),
+            "waiting_lora_adapters": ",".join(name for name, (_, waiting) in adapters.items() if waiting),
+            "running_lora_adapters": ",".join(name for name, (running, _) in adapters.items() if running),
+        }
+        info = GaugeMetricFamily(
+            prefix + "lora_requests_info", "Adapters that requests run and wait with.", labels=list(labels)
+        )
+        info.add_metric(list(labels.values()), time.time())
+        yield info
+        if prefix == "vllm:":
+            return
+        requests = GaugeMetricFamily(
+            prefix + "lora_requests", "Requests by their adapter and state.", labels=["adapter", "state"]
+        )
+        for name, (running, waiting) in adapters.items():
+            requests.add_metric([name, "running"], running)
+            requests.add_metric([name, "waiting"], waiting)
+        yield requests
 
     def _config(self, prefix: str) -> Iterator[Metric]:
         from prometheus_client.core import GaugeMetricFamily

@@ -355,7 +355,7 @@ class Server:
             "Try:",
             f"  curl {url}{path}{key} -H 'Content-Type: application/json' -d '{body}'",
         )
-        for line in lines if not self._settings.quiet else ():
+        for line in (*lines[:2], *adapter_lines(service), *lines[2:]) if not self._settings.quiet else ():
             self._report(line)
 
     def _tiers(self) -> Iterator[str]:
@@ -404,6 +404,15 @@ class Server:
                     await asyncio.sleep(0.01)
         except TimeoutError:
             self._report(f"tailrace: {service.client.held} requests were cut off after {limit:g} s")
+
+
+def adapter_lines(service: Service) -> list[str]:
+    """What the start-up report says of adapters: nothing where there are none."""
+    loaded = service.adapters.all
+    if not loaded:
+        return []
+    each = ", ".join(f"{one.name} (rank {one.rank}, {one.bytes / 2**20:.1f} MiB)" for one in loaded)
+    return [f"adapters: {each}; at most {service.settings.max_loras}"]
 
 
 def settle_memory() -> None:

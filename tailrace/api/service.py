@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 
 from tailrace.api.access.guard import Guard
+from tailrace.api.adapters import Adapters
 from tailrace.api.answers import Answers, Reading
 from tailrace.api.errors import HttpError, unavailable
 from tailrace.api.exchange import EVENT_STREAM, BodyBudget, Exchange
@@ -92,6 +93,7 @@ class Service:
             self.log_level = "prompts" if self.settings.log_prompts else "requests"
         self.recent: deque[tuple[frozenset[str], str]] = deque(maxlen=RECENT if self.guard.administered else 0)
         self.grammars = GrammarDesk()
+        self.adapters = Adapters(self.settings, self.client)
         self.inside = 0  # requests that need the engine, from when they were let in
         self.active_at = time.monotonic()  # when the last of them left
         self._sleeper: Sleeper | None = None
@@ -266,7 +268,7 @@ class Service:
 
     def need_model(self, model: str) -> None:
         """Raises HttpError 404 unless it is served here."""
-        if model not in self.settings.names:
+        if model not in self.settings.names and self.adapters.find(model) is None:
             shown = model if len(model) <= 200 else model[:200] + "..."
             raise HttpError(
                 404,
@@ -284,16 +286,20 @@ class Service:
         context: int,
         prefix: str,
         *,
+        model: str,
         start: bool,
         reading: Reading | None = None,
     ) -> Plan:
-        """Engine requests for every choice of every prompt. Raises InvalidInput where the context cannot hold them.
-        `start`: the text begins a message, rather than going on from its prompt's. `reading`: how the answers are
-        taken apart. `prefix`: what the answer's id begins with."""
+        """Engine requests for every choice of every prompt. Raises InvalidInput where the context cannot hold them,
+        HttpError 404 where `model` is not served by now. `start`: the text begins a message, rather than going on from
+        its prompt's. `reading`: how the answers are taken apart. `prefix`: what the answer's id begins with."""
         from tailrace.engine.watch import StopWatch
         from tailrace.text import Detokenizer
 
         assert self.text is not None
+        self.need_model(model)
+        adapter = self.adapters.find(model)
+        number = adapter.id if adapter is not None else 0
         table = self.table(self.text)
         name = f"{prefix}{os.urandom(12).hex()}"
         generation = Generation(asked.stream)
@@ -312,8 +318,9 @@ class Service:
                 request = name if len(prompts) * asked.n == 1 else f"{name}.{index}"
                 decoder = Detokenizer(table, start=start, shown=own.shown)
                 answer = reading.parser() if reading else None
-                generation.add(Choice(generation, index, request, prompt, own, decoder, watch, eos, answer, hide))
-        return Plan(generation, asked, name, int(time.time()))
+                choice = Choice(generation, index, request, prompt, own, decoder, watch, eos, answer, hide, number)
+                generation.add(choice)
+        return Plan(generation, asked, name, int(time.time()), adapter.name if adapter is not None else None)
 
     def submit(self, plan: Plan, exchange: Exchange, endpoint: str, *, stored: bool = False) -> None:
         """Hands everything to the engine, or nothing. `stored`: what is said of the request goes to the content store,
@@ -331,6 +338,7 @@ class Service:
         asked = plan.asked
         facts: dict[str, Any] = {"endpoint": endpoint, "model": self.settings.model_name, "http_request": exchange.id}
         facts |= {"stream": asked.stream, "user": asked.user, **who(exchange)}
+        facts["adapter"] = plan.adapter
         facts["metadata"] = None if stored else asked.metadata
         facts = {key: value for key, value in facts.items() if value is not None}
         if choices[0].params.max_tokens:
@@ -500,6 +508,8 @@ class Plan:
     asked: Asked
     name: str
     created: int
+    adapter: str | None = None
+    """Its adapter's name."""
 
     @property
     def most_tokens(self) -> int:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from tailrace.engine.spec import EngineSpec
+from tailrace.engine.spec import AdapterSpec, EngineSpec
 from tailrace.kv.retention import check_policy
 from tailrace.terms import InvalidInput
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 """Addresses that only this machine reaches: no key is asked for there unless one is configured."""
+MOST_LORAS = 256
+"""No server needs more adapters at a time."""
 THREADS_PER_CORE = 4
 """More compute threads than this for each core are a mistake."""
 
@@ -184,6 +186,12 @@ class Settings:
     """Seconds after which it is deleted; 0 is never."""
     content_bytes: int = 1 << 30
     """Most bytes of it."""
+    loras: tuple[tuple[str, str], ...] = ()
+    """Adapters that are loaded at the start: each one's name, by which requests ask for it, and its directory."""
+    lora_dir: str | None = None
+    """Directory from below which an operator may have others loaded while the server runs; None: none."""
+    max_loras: int = 8
+    """Most adapters at a time."""
     cache_dir: str | None = None
     """Root of the model cache, where repacked weights are kept; None is the default one."""
     loader: str = ""
@@ -259,6 +267,7 @@ class Settings:
         self._check_tiers()
         self._check_parsers()
         self._check_content()
+        self._check_adapters()
         if self.backend not in ("cpu", "reference"):
             raise InvalidInput(f'backend must be "cpu" or "reference", not "{self.backend}"', param="backend")
 
@@ -300,6 +309,33 @@ class Settings:
                 "--kv-valkey needs --kv-key-file: pages are authenticated with a key that all replicas have. Make one: "
                 "head -c 32 /dev/urandom > FILE; chmod 600 FILE",
                 param="kv_key_file",
+            )
+
+    def _check_adapters(self) -> None:
+        if not 1 <= self.max_loras <= MOST_LORAS:
+            raise InvalidInput(f"--max-loras must be 1 to {MOST_LORAS}, not {self.max_loras}", param="max_loras")
+        if self.max_loras != Settings.max_loras and not self.loras and self.lora_dir is None:
+            raise InvalidInput("--max-loras is of use only with --lora or --lora-dir", param="max_loras")
+        if len(self.loras) > self.max_loras:
+            raise InvalidInput(
+                f"{len(self.loras)} adapters are more than --max-loras, {self.max_loras}", param="max_loras"
+            )
+        if self.loras:
+            from tailrace.api.adapters import check_name
+
+            for at, (name, _) in enumerate(self.loras):
+                check_name(name, self)
+                if name in dict(self.loras[:at]):
+                    raise InvalidInput(f"two adapters have the name {name!r}", param="lora")
+        if self.lora_dir is None:
+            return
+        if not os.path.isdir(os.path.expanduser(self.lora_dir)):
+            raise InvalidInput(f"--lora-dir {self.lora_dir} is not a directory", param="lora_dir")
+        if not self.admin_keys and self.keys is None:
+            raise InvalidInput(
+                "--lora-dir is for somebody who may load adapters: give --admin-key-file, or --keys with a key that "
+                "has the scope admin",
+                param="lora_dir",
             )
 
     def _check_content(self) -> None:
@@ -413,6 +449,11 @@ class Settings:
             kv_valkey_ttl=self.kv_valkey_ttl,
             kv_valkey_password_file=self.kv_valkey_password_file,
             kv_key_file=self.kv_key_file,
+            adapters=tuple(
+                AdapterSpec(number, name, os.path.abspath(os.path.expanduser(path)))
+                for number, (name, path) in enumerate(self.loras, 1)
+            ),
+            max_loras=self.max_loras,
             cache_dir=self.cache_dir,
             loader=self.loader,
         )

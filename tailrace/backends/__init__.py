@@ -7,6 +7,7 @@ hands `Batch`es to a `Backend`. A backend never knows of requests, schedulers or
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -71,6 +72,35 @@ class Weight:
     def rows(self, index: NDArray[np.int64]) -> Weight:
         """The matrix with its rows taken in this order: exact, since blocks never cross rows. Copies."""
         return Weight(self.name, self.format, (len(index), *self.shape[1:]), np.ascontiguousarray(self.data[index]))
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    """What an adapter adds to the product of x with one weight [out, in]: scale * B (A x), where x is what the product
+    itself reads. `a` is [rank, in], `b` [out, rank]."""
+
+    a: NDArray[np.float32]
+    b: NDArray[np.float32]
+    scale: float
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """A low-rank adapter of a model: what it adds, by the names of the model's weights."""
+
+    parts: Mapping[str, LowRank]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its numbers as float32."""
+        return sum(part.a.nbytes + part.b.nbytes for part in self.parts.values())
+
+
+class PackedAdapter(Protocol):
+    """An adapter as a backend computes with it."""
+
+    @property
+    def nbytes(self) -> int: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,6 +236,7 @@ class Batch:
     wanted: NDArray[np.int32]  # [wanted] flat token indices, ascending
     sampling: Sampling
     want_logits: bool = False  # tests only: also return the raw logits
+    adapters: NDArray[np.int32] | None = None  # [sequences] numbers, -1: none; None: none has one
 
 
 @dataclass
@@ -266,6 +297,15 @@ class Backend(Protocol):
         """Puts back what `read_page` gave, but for groups whose page is -1; ValueError where the size is another. Any
         thread may call it beside a step that neither reads nor writes the page. Steps that are launched after it has
         returned see it."""
+        ...
+
+    def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
+        """The adapter as `set_adapter` takes it. Any thread may call it, at any time."""
+        ...
+
+    def set_adapter(self, number: int, adapter: PackedAdapter | None) -> None:
+        """From now on sequences may have it under this number (`Batch.adapters`); None: no longer, and what it took is
+        free. Only while no step runs, and in place of an adapter that none is going to have."""
         ...
 
     def settle(self) -> None:

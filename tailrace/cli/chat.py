@@ -12,7 +12,7 @@ import typer
 
 from tailrace.cli import local, output
 from tailrace.cli.client import Client, CutOff, ServerError
-from tailrace.cli.options import QUANTIZE_HELP, Quantize
+from tailrace.cli.options import LORA_HELP, QUANTIZE_HELP, Quantize, adapter_of
 from tailrace.cli.pull import complete
 from tailrace.terms import TailraceError
 
@@ -37,6 +37,7 @@ def command(
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer. Default: what the context leaves.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed and conversation give the same answer.")] = None,
     quantize: Annotated[Quantize | None, typer.Option(help=QUANTIZE_HELP)] = None,
+    lora: Annotated[str | None, typer.Option(help=LORA_HELP, metavar="DIR")] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar="TAILRACE_API_KEY", show_envvar=True, help="The server's key.")
     ] = None,
@@ -55,9 +56,10 @@ def command(
     """
     sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
     parameters = {name: value for name, value in sampling.items() if value is not None}
-    with local.connected(url, model, api_key, _note, quantize=quantize and quantize.value) as client:
+    adapter = adapter_of(lora)
+    with local.connected(url, model, api_key, _note, quantize=quantize and quantize.value, lora=adapter) as client:
         served = client.models()
-        name = model if model in served else served[0]
+        name = adapter[0] if adapter else model if model in served else served[0]
         chat = Chat(client, name, parameters, system)
         raise typer.Exit(chat.run())
 

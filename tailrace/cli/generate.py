@@ -10,7 +10,7 @@ import typer
 
 from tailrace.cli import local, output
 from tailrace.cli.batch import Outcome, Prompts, Results, Runner
-from tailrace.cli.options import QUANTIZE_HELP, Quantize
+from tailrace.cli.options import LORA_HELP, QUANTIZE_HELP, Quantize, adapter_of
 from tailrace.cli.pull import complete
 from tailrace.terms import InvalidInput
 
@@ -35,6 +35,7 @@ def command(
     retries: Annotated[int, typer.Option(min=0, help="More tries when the server is busy or gone.")] = 5,
     restart: Annotated[bool, typer.Option("--restart", help="Forget what FILE holds and begin anew.")] = False,
     quantize: Annotated[Quantize | None, typer.Option(help=QUANTIZE_HELP)] = None,
+    lora: Annotated[str | None, typer.Option(help=LORA_HELP, metavar="DIR")] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar="TAILRACE_API_KEY", show_envvar=True, help="The server's key.")
     ] = None,
@@ -63,11 +64,15 @@ def command(
             print(f"{done} of {len(work)} are done already", file=sys.stderr)
         failed = 0
         if left:
-            with local.connected(url, model, api_key, _note, quantize=quantize and quantize.value) as client:
+            adapter = adapter_of(lora)
+            with local.connected(
+                url, model, api_key, _note, quantize=quantize and quantize.value, lora=adapter
+            ) as client:
                 served = client.models()
                 if url is not None and model is not None and model not in served:
                     raise InvalidInput(f"the server has no model {model!r}; it has {', '.join(served)}", param="model")
-                runner = Runner(client, model if model in served else served[0], retries=retries)
+                name = adapter[0] if adapter else model if model in served else served[0]
+                runner = Runner(client, name, retries=retries)
                 try:
                     failed = _work(runner, left, results, concurrency)
                 except KeyboardInterrupt:

@@ -24,31 +24,41 @@ _PATIENCE = 300.0
 
 @contextlib.contextmanager
 def connected(
-    url: str | None, model: str | None, key: str | None, say: Callable[[str], None], *, quantize: str | None = None
+    url: str | None,
+    model: str | None,
+    key: str | None,
+    say: Callable[[str], None],
+    *,
+    quantize: str | None = None,
+    lora: tuple[str, str] | None = None,
 ) -> Iterator[Client]:
     """A server to talk to: the one at `url`; else one that runs at the default address and has the model; else our own.
 
-    `quantize` is for our own, so it always gets one. `say` gets a line when something takes long. Raises `Unreachable`
-    when the server at `url` is not there.
+    `quantize` and `lora` (an adapter's name and directory) are for our own, so they always get one. `say` gets a line
+    when something takes long. Raises `Unreachable` when the server at `url` is not there.
     """
     if url is not None:
-        if quantize is not None:
-            raise InvalidInput(
-                f"--quantize is for a server that is started here, but --url {url} names one that runs: leave one out",
-                param="quantize",
-            )
+        for name, value in (("quantize", quantize), ("lora", lora)):
+            if value is not None:
+                raise InvalidInput(
+                    f"--{name} is for a server that is started here, but --url {url} names one that runs: leave one "
+                    "out",
+                    param=name,
+                )
         client = Client(url, key=key)
         _insist(client)
         yield client
         return
     running = Client(DEFAULT_URL, key=key)
-    if quantize is None and _serves(running, model):
+    if quantize is None and lora is None and _serves(running, model):
         yield running
         return
     from tailrace.models import catalogue
 
     name = model or catalogue.DEFAULT
-    with started(name, options=() if quantize is None else ("--quantize", quantize), say=say) as client:
+    rounded = () if quantize is None else ("--quantize", quantize)
+    adapter = () if lora is None else ("--lora", "=".join(lora))
+    with started(name, options=(*rounded, *adapter), say=say) as client:
         yield client
 
 

@@ -68,6 +68,14 @@ QUANTIZE_HELP = (
     "embedding and output head at int8. Weights that are quantised already stay as they are. Default: as stored."
 )
 
+LORA_HELP = "LoRA adapter (a PEFT directory) for a server that is started here."
+
+
+def adapter_of(folder: str | None) -> tuple[str, str] | None:
+    """An adapter's name, for a server of our own, and its directory."""
+    return None if folder is None else ("adapter", folder)
+
+
 TOOL_PARSERS = ("auto", "hermes", "llama3", "mistral", "json", "none")
 REASONING_PARSERS = ("auto", "think", "think-close", "mistral", "none")
 """Those of `text.answer.formats`, which a start need not import."""
@@ -132,6 +140,11 @@ SERVE = Declaration(
         Option("--kv-key-file", str, "File with the key that pages on disk or in Valkey are authenticated with, at "
                "least 32 bytes. Valkey needs one, the same for all replicas. Default: one in the directory, made at "
                "the first start.", _CAPACITY, metavar="FILE"),
+        Option("--lora", str, "LoRA adapter (a PEFT directory) for requests whose model is NAME; may be repeated.",
+               _CAPACITY, many=True, metavar="NAME=PATH"),
+        Option("--lora-dir", str, "Directory from below which adapters may be loaded while the server runs, with an "
+               "admin key. Default: none may.", _CAPACITY, metavar="DIR"),
+        Option("--max-loras", int, "Most adapters at a time.", _CAPACITY, 8),
         Option("--content-store", str, "Where responses, chat completions, files and batches are kept for callers who "
                "ask for it: sqlite:///FILE, or postgresql://USER@HOST/DATABASE (password: ~/.pgpass). Default: nothing "
                "is stored.", _CAPACITY, metavar="URL"),

@@ -108,7 +108,7 @@ def settings(values: Mapping[str, Any]) -> Settings:
         "kv_policy", "kv_ttl", "kv_tenant_share", "kv_disk", "kv_valkey", "kv_valkey_ttl", "kv_valkey_password_file",
         "kv_key_file", "kv_events", "kv_events_replay", "kv_events_key", "log_requests", "quiet", "template_args",
         "keys", "tls_cert", "tls_key", "log_prompts", "unknown_parameters", "tool_parser", "reasoning_parser",
-        "content_store", "wake_on_request",
+        "content_store", "wake_on_request", "lora_dir", "max_loras",
     )  # fmt: skip
     return Settings(
         model=values["model"],
@@ -117,6 +117,7 @@ def settings(values: Mapping[str, Any]) -> Settings:
         admin_keys=admin_keys,
         cors_origins=tuple(values["cors_origin"]),
         limits=limits(values["limit"]),
+        loras=adapters(values["lora"]),
         cache_dir=values["cache"],
         kv_disk_bytes=size_of(values["kv_disk_bytes"], "kv_disk_bytes"),
         content_bytes=size_of(values["content_bytes"], "content_bytes"),
@@ -131,6 +132,17 @@ def settings(values: Mapping[str, Any]) -> Settings:
         ),
         **{name: values[name] for name in plain},
     )
+
+
+def adapters(given: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Names and paths of adapters, of "NAME=PATH" each; InvalidInput for anything else."""
+    found = []
+    for text in given:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path):
+            raise InvalidInput(f"--lora is NAME=PATH, not {text!r}", param="lora")
+        found.append((name, path))
+    return tuple(found)
 
 
 def size_of(text: str, param: str) -> int:

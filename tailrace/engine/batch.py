@@ -140,6 +140,7 @@ class BatchBuilder:
             tables=self._block_tables(requests, slots, width),
             wanted=wanted,
             sampling=self._sampling(chunks, slots, forced),
+            adapters=self._adapters(requests),
         )
         if plain and not any(self._special[slot] for slot in slots):
             self._steady = Steady(batch, slots, self._ends(requests), 1 + len(self._sliding))
@@ -171,6 +172,12 @@ class BatchBuilder:
         ends = [[*r.params.stop_ids, *(() if r.params.ignore_eos else self._eos_ids)] for r in requests]
         start = np.cumsum([0, *map(len, ends)], dtype=np.int32)
         return Ends(start, np.array([token for row in ends for token in row], np.int32))
+
+    def _adapters(self, requests: list[Request]) -> Int32 | None:
+        """The backend's number of each one's adapter, or -1; None where none has one."""
+        if all(request.adapter is None for request in requests):
+            return None
+        return np.array([-1 if r.adapter is None else r.adapter.number for r in requests], np.int32)
 
     def _starts(self, chunks: list[Chunk], plan: Plan) -> Int32:
         if plan.tokens == len(chunks):

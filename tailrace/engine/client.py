@@ -22,20 +22,23 @@ import msgspec
 
 from tailrace.engine.protocol import (
     Abort,
+    Adapted,
     Control,
     Encode,
     Fatal,
     FromEngine,
     Gauges,
     Heartbeat,
+    LoadAdapter,
     Output,
     Ready,
     Spans,
     Submit,
     ToEngine,
     Tokens,
+    UnloadAdapter,
 )
-from tailrace.engine.spec import EngineSpec
+from tailrace.engine.spec import AdapterSpec, EngineSpec
 from tailrace.engine.supervisor import (
     Backoff,
     Bounds,
@@ -123,6 +126,9 @@ class EngineClient:
         self.on_spans: Callable[[Spans], None] | None = None
         """Gets the pieces of a profile."""
         self.refused = False  # draining: nothing new is taken
+        self.on_adapters: Callable[[list[Adapted]], object] = lambda _news: None
+        """Hears, at the start of each engine, what has become of the adapters that it was to have."""
+        self._loads: dict[int, asyncio.Future[Adapted]] = {}  # that no engine has answered yet
         self._listeners: list[Listener] = []
         self._held: dict[str, _Held] = {}
         self._not_admitted = 0
@@ -364,6 +370,41 @@ class EngineClient:
         """Forgets every cached prefix that no request holds."""
         self._send(Control("reset_prefix"))
 
+    async def load_adapter(self, adapter: AdapterSpec) -> Adapted:
+        """Has the engine load an adapter, and each that comes after it. Returns what has become of it, which may be an
+        `error`. Raises EngineDied."""
+        if self.state != "ready":
+            raise EngineDied(f"there is no engine that could load an adapter: it is {self.state}")
+        loaded: asyncio.Future[Adapted] = asyncio.get_running_loop().create_future()
+        self._loads[adapter.id] = loaded
+        try:
+            self._send(LoadAdapter(adapter))
+            news = await loaded
+        except asyncio.CancelledError:
+            self._send(UnloadAdapter(adapter.id))
+            raise
+        finally:
+            del self._loads[adapter.id]
+        if not news.error:
+            self.spec = dataclasses.replace(self.spec, adapters=(*self.spec.adapters, adapter))
+        return news
+
+    def unload_adapter(self, adapter: int) -> None:
+        """No later request has it, and no later engine."""
+        left = tuple(one for one in self.spec.adapters if one.id != adapter)
+        self.spec = dataclasses.replace(self.spec, adapters=left)
+        self._send(UnloadAdapter(adapter))
+
+    def _adapted(self, news: list[Adapted]) -> None:
+        """A new engine has these; it does without those that could not be loaded, and so do later ones."""
+        lost = {one.id: one.error for one in news if one.error}
+        for adapter in self.spec.adapters:
+            if adapter.id in lost:
+                self._report(f"tailrace: the adapter {adapter.name} is no longer served: {lost[adapter.id]}")
+        left = tuple(one for one in self.spec.adapters if one.id not in lost)
+        self.spec = dataclasses.replace(self.spec, adapters=left, adapters_wanted=False)
+        self.on_adapters(news)
+
     def set_log_level(self, level: EngineLog) -> None:
         """Of the engine's own log, also of those that come after it."""
         self.log_level = level
@@ -430,6 +471,7 @@ class EngineClient:
                 self._pulse.moved_at = now
                 self.ready = message
                 self.baseline = None
+                self._adapted(message.adapters)
                 self.state = "ready"
                 self._first = False
                 if self.log_level != "warning":
@@ -442,6 +484,8 @@ class EngineClient:
                     self._report(f"tailrace: the engine is ready again after {took:.2f} s (restart {self.restarts})")
             case Spans() if self.on_spans is not None:
                 self.on_spans(message)
+            case Adapted(id=adapter) if adapter in self._loads and not self._loads[adapter].done():
+                self._loads[adapter].set_result(message)
             case Fatal(error=error, invalid=invalid):
                 self.error, self._invalid = error, invalid
 
@@ -501,6 +545,9 @@ class EngineClient:
         if self._peer is not None:
             self._peer.close()
             self._peer = None
+        for load in self._loads.values():
+            if not load.done():
+                load.set_exception(EngineDied("the engine ended while it loaded the adapter"))
 
     def _exited(self) -> None:
         assert self._process is not None

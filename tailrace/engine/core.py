@@ -12,16 +12,19 @@ the backend from it: a token that ends a request, or news (`interrupt`).
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tailrace.backends import PAGE_SIZE, Backend, Masks, Pages, Result
+from tailrace.engine.adapters import Adapters
 from tailrace.engine.batch import BatchBuilder, scored_rows, scores
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.constrain import Grammars
 from tailrace.engine.plan import Chunk, Plan
 from tailrace.engine.protocol import (
+    Adapted,
     Encode,
     FinishReason,
     Gauges,
@@ -34,6 +37,7 @@ from tailrace.engine.protocol import (
 )
 from tailrace.engine.request import Request, State
 from tailrace.engine.scheduler import Scheduler
+from tailrace.engine.spec import AdapterSpec
 from tailrace.engine.transfer import Offered, Transfers
 from tailrace.engine.watch import StopWatch
 from tailrace.kv.prefix import Digest, Node, page_digest
@@ -92,7 +96,7 @@ class EngineCore:
     Requests that cannot be taken are answered with an `Output` of finish "error", whose `error` begins with a code and
     a colon: `overloaded`, `draining`, `context_length_exceeded`, `invalid_prompt`, `invalid_value`,
     `duplicate_request`; a request whose step failed: `step_failed`; one whose grammar is wrong, or cannot be followed:
-    `invalid_grammar`, `grammar_failed`.
+    `invalid_grammar`, `grammar_failed`; one whose adapter is not there: `adapter_not_loaded`.
     """
 
     def __init__(
@@ -109,6 +113,7 @@ class EngineCore:
         publisher: Publisher | None = None,
         transfers: Transfers | None = None,
         grammars: Grammars | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self.config = config
         self.scheduler = Scheduler(config, identity=identity, digest=digest)
@@ -143,6 +148,10 @@ class EngineCore:
         self._storing = False  # pages are stored once start-up is over
         self._blocked = False  # nothing can be computed until a load ends, a tier answers, or a grammar is compiled
         self._grammars = grammars
+        self.on_adapted: Callable[[Adapted], object] = lambda _news: None  # what has become of an adapter
+        self._adapters = adapters
+        if adapters is not None:
+            adapters.notify = self._woken
         self._astray: list[tuple[Request, Exception]] = []  # what they may draw next could not be told
         if grammars is not None:
             grammars.notify = self._woken
@@ -162,6 +171,7 @@ class EngineCore:
             or self._events
             or (self._transfers is not None and self._transfers.has_finished)
             or (self._grammars is not None and self._grammars.has_finished)
+            or (self._adapters is not None and self._adapters.due)
         )
 
     @property
@@ -202,7 +212,14 @@ class EngineCore:
             resumed=[scheduler.resumed.ram, scheduler.resumed.tier, scheduler.resumed.computed],
             drafts=[self.drafts, self.drafted, self.accepted],
             windows=self._window_gauges() if scheduler.windows else [],
+            adapters=self._adapter_gauges(self._adapters) if self._adapters is not None else {},
         )
+
+    def _adapter_gauges(self, adapters: Adapters) -> dict[int, tuple[int, int]]:
+        if not adapters.held:
+            return {}
+        running = Counter(r.adapter.id for r in self.scheduler.running if r.adapter is not None)
+        return {one.id: (running[one.id], one.requests - running[one.id]) for one in adapters.held.values()}
 
     def _window_gauges(self) -> list[WindowGauges]:
         return [
@@ -257,6 +274,8 @@ class EngineCore:
         held = {**self.scheduler.waiting, **{request.id: request for request in self.scheduler.running}}
         assert held == self._held, "a request is neither waiting nor running"
         assert set(self._watches) <= set(held), "a stop watch outlived its request"
+        if self._adapters is not None:
+            self._adapters.check_integrity(Counter(r.adapter.id for r in held.values() if r.adapter is not None))
 
     def settle(self) -> None:
         """Start-up is over."""
@@ -316,6 +335,8 @@ class EngineCore:
             self._transfers.close()
         if self._grammars is not None:
             self._grammars.close()
+        if self._adapters is not None:
+            self._adapters.close()
 
     # --- messages
 
@@ -327,7 +348,10 @@ class EngineCore:
             self._outputs.append(Output(request.request, finish="error", error=refusal))
             self._events.append(Event(request.request, EventKind.FAILED, now, cause=refusal.partition(":")[0]))
             return
-        taken = self.scheduler.take(request, now)
+        adapter = self._adapters.find(request.adapter) if self._adapters is not None and request.adapter else None
+        if adapter is not None:
+            adapter.requests += 1
+        taken = self.scheduler.take(request, now, adapter)
         self._held[taken.id] = taken
         if request.params.stop and self._token_bytes is not None:
             self._watches[taken.id] = StopWatch(self._token_bytes, request.params)
@@ -372,6 +396,8 @@ class EngineCore:
             return "invalid_value: stop strings need the tokenizer's bytes, which this engine was not given"
         if params.grammar is not None and self._grammars is None:
             return "invalid_value: this engine was not given what it takes to follow a grammar"
+        if submit.adapter and (self._adapters is None or self._adapters.find(submit.adapter) is None):
+            return "adapter_not_loaded: the adapter was unloaded"
         if self.draining:
             return "draining: the server is shutting down"
         if len(self.scheduler.waiting) >= self.config.max_waiting:
@@ -384,6 +410,18 @@ class EngineCore:
             request = self._held.get(name)
             if request is not None:
                 self._end(request, "abort")
+
+    def load_adapter(self, adapter: AdapterSpec) -> None:
+        """Begins to load an adapter; `on_adapted` hears of it."""
+        if self._adapters is None:
+            self.on_adapted(Adapted(adapter.id, error="this engine takes no adapters"))
+        else:
+            self._adapters.load(adapter)
+
+    def unload_adapter(self, adapter: int) -> None:
+        """No later request has it."""
+        if self._adapters is not None:
+            self._adapters.unload(adapter)
 
     def reset_prefix(self) -> None:
         """Forgets the cached prefixes that no request holds."""
@@ -401,7 +439,8 @@ class EngineCore:
             self._next = plan = self.scheduler.plan(self._clock())
             self._stale = self._likely and plan.decodes < self.config.draft_rows
             unchanged = not self._stale and not plan.admitted and not self.scheduler.preempted
-            if plan.chunks and unchanged and self._refused is None:
+            adapting = self._adapters is not None and self._adapters.due
+            if plan.chunks and unchanged and self._refused is None and not adapting:
                 ahead = self._builder.ahead(plan)
                 if ahead is not None:
                     self._backend.chain(*ahead)
@@ -425,6 +464,9 @@ class EngineCore:
             self._take_in(intake, now)
             return self._news()
         self._take_in(intake, now)
+        if self._adapters is not None and self._adapters.due:
+            for news in self._adapters.settle():
+                self.on_adapted(news)
         if ended is None or outcome is None:
             self._events += self._launch(None)
         elif isinstance(outcome, Exception):
@@ -655,6 +697,8 @@ class EngineCore:
         request.finish = finish
         self.scheduler.finish(request, self._next)
         del self._held[request.id]
+        if request.adapter is not None:
+            request.adapter.requests -= 1
         self._watches.pop(request.id, None)
         if self._grammars is not None:
             self._grammars.forget(request)
@@ -710,7 +754,8 @@ class EngineCore:
         return [event]
 
     def _woken(self) -> None:
-        """A load has ended, a tier has said what it has, or a grammar is compiled; on the thread that did it."""
+        """A load has ended, a tier has said what it has, a grammar is compiled or an adapter read; on the thread that
+        did it."""
         self._backend.hold(True)
         self.wake()
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tailrace.backends.encoding import EncoderBackend, TextBatch
-from tailrace.engine.protocol import Encode, FinishReason, Gauges, Output, Submit, TierGauges, Tokens
+from tailrace.engine.protocol import Adapted, Encode, FinishReason, Gauges, Output, Submit, TierGauges, Tokens
+from tailrace.engine.spec import AdapterSpec
 from tailrace.engine.texts import Part, Reading, TextQueue
 from tailrace.terms import Event, EventKind
 
@@ -44,6 +45,7 @@ class EncoderCore:
         self.steps = 0
         self.draining = False
         self.wake: Callable[[], None] = lambda: None
+        self.on_adapted: Callable[[Adapted], object] = lambda _news: None
         self.queue = TextQueue(step_tokens)
         self._backend = backend
         self._vocab, self._kinds, self._longest = vocab, kinds, longest
@@ -101,6 +103,13 @@ class EncoderCore:
     def parts(self) -> Sequence[tuple[object, str, str]]:
         """None that a profile tells apart."""
         return ()
+
+    def load_adapter(self, adapter: AdapterSpec) -> None:
+        """Refuses."""
+        self.on_adapted(Adapted(adapter.id, error="a server for embeddings takes no adapters"))
+
+    def unload_adapter(self, adapter: int) -> None:
+        """There is none."""
 
     def reset_prefix(self) -> None:
         """There is no cache."""

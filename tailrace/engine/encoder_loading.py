@@ -34,6 +34,8 @@ def check(spec: EngineSpec) -> None:
                 f"--{name.replace('_', '-')} is about the KV cache, which a server for embeddings does not have",
                 param=name,
             )
+    if spec.adapters:
+        raise InvalidInput("--lora is for models that generate, which a server for embeddings does not", param="lora")
 
 
 def load(spec: EngineSpec, opened: Opened, phases: dict[str, float], lap: Lap) -> Loaded:

@@ -13,15 +13,17 @@ from tailrace.backends import PAGE_SIZE, Backend, Pages
 from tailrace.backends.groups import PageGroup, affordable_pages, page_groups, pages_for, pool_bytes
 from tailrace.backends.kvdtype import Kept, KvDtype, parse
 from tailrace.engine.process import Loaded
-from tailrace.engine.protocol import KvPool
+from tailrace.engine.protocol import Adapted, KvPool
 from tailrace.engine.spec import EngineSpec
 from tailrace.terms import InvalidInput, ModelError
 
 if TYPE_CHECKING:
+    from tailrace.engine.adapters import Adapters
     from tailrace.engine.publisher import Publisher
     from tailrace.engine.transfer import Transfers
     from tailrace.kv.cost import LoadCost
     from tailrace.kv.tiers import Tier
+    from tailrace.models.adapters import ReadAdapter
     from tailrace.models.decoder import Model, ModelConfig
     from tailrace.models.hidden import HiddenModel
     from tailrace.text.grammar import Compiler as GrammarCompiler
@@ -233,6 +235,24 @@ def open_compiler(spec: EngineSpec, table: TokenBytes, vocab: int) -> GrammarCom
     return Compiler(table, vocab=vocab, eos_ids=text.eos_ids, encode=text.encode_inside)
 
 
+def open_adapters(spec: EngineSpec, backend: Backend, model: Model) -> tuple[Adapters, list[Adapted]]:
+    """What holds the model's adapters, with those of `spec` loaded, and what has become of each. Raises ModelError for
+    one that cannot be loaded and is wanted."""
+    from tailrace.engine.adapters import Adapters
+
+    def read(folder: Path) -> ReadAdapter:
+        from tailrace.models.adapters import read_adapter
+
+        return read_adapter(folder, model)
+
+    adapters = Adapters(backend, read, spec.max_loras)
+    told = adapters.load_now(spec.adapters)
+    for news in told:
+        if news.error and spec.adapters_wanted:
+            raise ModelError(f"an adapter (--lora) cannot be served: {news.error}")
+    return adapters, told
+
+
 def load(spec: EngineSpec) -> Loaded:
     """The built-in loader. Raises ModelError where the model cannot be served as asked."""
     phases: dict[str, float] = {}
@@ -289,6 +309,9 @@ def load(spec: EngineSpec) -> Loaded:
     pages = (config.pages, *config.sliding_pages)
     backend = build_backend(spec, model, pages=pages, groups=groups, context=context, vocab=vocab)
     lap("backend")
+    adapters, adapted = open_adapters(spec, backend, model)
+    if adapted:
+        lap("adapters")
     core = EngineCore(
         backend,
         config,
@@ -299,6 +322,7 @@ def load(spec: EngineSpec) -> Loaded:
         publisher=publisher,
         transfers=open_transfers(spec, backend),
         grammars=Grammars(partial(open_compiler, spec, opened.table, vocab)),
+        adapters=adapters,
     )
     lap("core")
     return Loaded(
@@ -316,4 +340,5 @@ def load(spec: EngineSpec) -> Loaded:
             KvPool(group.window or 0, count, count * group.page_bytes(kept))
             for group, count in zip(groups, pages, strict=True)
         ),
+        adapters=tuple(adapted),
     )

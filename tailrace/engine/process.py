@@ -28,6 +28,7 @@ import msgspec
 
 from tailrace.engine.protocol import (
     Abort,
+    Adapted,
     Control,
     Encode,
     Fatal,
@@ -35,6 +36,7 @@ from tailrace.engine.protocol import (
     Gauges,
     Heartbeat,
     KvPool,
+    LoadAdapter,
     Ready,
     SamplingParams,
     Submit,
@@ -42,8 +44,9 @@ from tailrace.engine.protocol import (
     TierGauges,
     ToEngine,
     Tokens,
+    UnloadAdapter,
 )
-from tailrace.engine.spec import EngineSpec
+from tailrace.engine.spec import AdapterSpec, EngineSpec
 from tailrace.engine.wire import Line
 from tailrace.terms import InvalidInput, ModelError, TailraceError
 
@@ -69,6 +72,7 @@ class Core(Protocol):
 
     draining: bool
     wake: Callable[[], None]
+    on_adapted: Callable[[Adapted], object]
 
     @property
     def idle(self) -> bool: ...
@@ -90,6 +94,10 @@ class Core(Protocol):
     def encode(self, request: Encode) -> None: ...
 
     def abort(self, requests: Iterable[str]) -> None: ...
+
+    def load_adapter(self, adapter: AdapterSpec) -> None: ...
+
+    def unload_adapter(self, adapter: int) -> None: ...
 
     def reset_prefix(self) -> None: ...
 
@@ -133,6 +141,7 @@ class Loaded:
     dimensions: tuple[int, ...] = ()
     unit: bool = False
     sigmoid: bool = False
+    adapters: tuple[Adapted, ...] = ()
 
 
 Loader = Callable[[EngineSpec], Loaded]
@@ -204,6 +213,7 @@ class Serving:
         self._told: Callable[[str, str], None] | None = None  # of each step, where the log is to have them
         self._gauges = loaded.core.gauges
         loaded.core.wake = lambda: self._inbox.put(None)
+        loaded.core.on_adapted = self.send
 
     def send(self, message: FromEngine) -> None:
         """Hands a message over."""
@@ -264,6 +274,10 @@ class Serving:
                 self._core.encode(message)
             case Abort(requests=requests):
                 self._core.abort(requests)
+            case LoadAdapter(adapter=adapter):
+                self._core.load_adapter(adapter)
+            case UnloadAdapter(adapter=gone):
+                self._core.unload_adapter(gone)
             case Control(verb="drain"):
                 self._core.draining = True
             case Control(verb="stop"):
@@ -417,6 +431,7 @@ def ready_message(spec: EngineSpec, loaded: Loaded, phases: dict[str, float]) ->
         dimensions=list(loaded.dimensions),
         unit=loaded.unit,
         sigmoid=loaded.sigmoid,
+        adapters=list(loaded.adapters),
     )
 
 

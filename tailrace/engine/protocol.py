@@ -1,7 +1,7 @@
 """All that ever crosses between the API process and the engine process (msgspec msgpack; see `wire`).
 
-API to engine: `Submit`, `Encode`, `Abort`, `Control`. Engine to API: `Ready`, `Tokens`, `Heartbeat`, `Spans`,
-`Fatal`.
+API to engine: `Submit`, `Encode`, `Abort`, `Control`, `LoadAdapter`, `UnloadAdapter`. Engine to API: `Ready`,
+`Tokens`, `Heartbeat`, `Spans`, `Adapted`, `Fatal`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from tailrace.engine.spec import AdapterSpec
 from tailrace.terms import Event
 from tailrace.text.grammar import Grammar
 
@@ -67,6 +68,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     tenant: str = ""
     priority: int = 0  # lower goes first
     deadline: float = 0.0  # monotonic seconds; 0 is none
+    adapter: int = 0  # the id of its adapter; 0 is none
 
 
 class Encode(msgspec.Struct, frozen=True, tag=True):
@@ -100,6 +102,29 @@ class Control(msgspec.Struct, frozen=True, tag=True):
     steps: int = 0
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Read this adapter, beside the steps; `Adapted` answers. Requests may have it from then on."""
+
+    adapter: AdapterSpec
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """No later request has it. Its memory is free when those before have ended. Unknown ids are ignored."""
+
+    adapter: int
+
+
+class Adapted(msgspec.Struct, frozen=True, tag=True):
+    """What has become of an adapter that was to be loaded: the SHA-256 of its files, its largest rank and its bytes in
+    memory, or `error`."""
+
+    id: int
+    digest: str = ""
+    rank: int = 0
+    bytes: int = 0
+    error: str = ""
+
+
 class KvPool(msgspec.Struct, frozen=True, array_like=True):
     """The pool of one group of layers: its window (0 is full attention), its pages, and their bytes."""
 
@@ -128,6 +153,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     dimensions: list[int] = []  # prefixes of an embedding that are embeddings too, besides all of it
     unit: bool = False  # embeddings have length one
     sigmoid: bool = False  # scores are to be turned into 0..1
+    adapters: list[Adapted] = []  # what has become of the spec's
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -211,6 +237,7 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True):
     tiers: dict[str, TierGauges] = {}  # below the pool, nearest first
     resumed: list[int] = []  # tokens of preempted requests, ever: found in the pool, loaded from tiers, computed again
     windows: list[WindowGauges] = []
+    adapters: dict[int, tuple[int, int]] = {}  # requests that run and that wait, by the id of their adapter
     drafts: list[int] = []  # ever: drafts of tokens that were likely to follow, their tokens, and those that did
 
 
@@ -258,5 +285,5 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
     invalid: bool = False
 
 
-ToEngine = Submit | Encode | Abort | Control
-FromEngine = Ready | Tokens | Heartbeat | Spans | Fatal
+ToEngine = Submit | Encode | Abort | Control | LoadAdapter | UnloadAdapter
+FromEngine = Ready | Tokens | Heartbeat | Spans | Adapted | Fatal

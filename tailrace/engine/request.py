@@ -13,6 +13,7 @@ from tailrace.engine.protocol import FinishReason, Submit, TokenLogprob
 from tailrace.kv.prefix import Node, PageChain
 
 if TYPE_CHECKING:
+    from tailrace.engine.adapters import LoadedAdapter
     from tailrace.engine.constrain import Constraint
     from tailrace.engine.lookup import Drafter
     from tailrace.engine.transfer import Load, Lookup, Offered
@@ -97,6 +98,7 @@ class Request:
     """
 
     __slots__ = (
+        "adapter",
         "ahead",
         "arrived",
         "blocked_on",
@@ -141,8 +143,17 @@ class Request:
         "waited_for",
     )
 
-    def __init__(self, submit: Submit, *, seq: int, arrived: float, chain: PageChain | None) -> None:
+    def __init__(
+        self,
+        submit: Submit,
+        *,
+        seq: int,
+        arrived: float,
+        chain: PageChain | None,
+        adapter: LoadedAdapter | None = None,
+    ) -> None:
         self.id = submit.request
+        self.adapter = adapter
         self.params = submit.params
         self.tenant = submit.tenant
         self.priority = submit.priority

@@ -44,6 +44,7 @@ from functools import partial
 
 from tailrace.backends import PAGE_SIZE, Pages
 from tailrace.backends.groups import first_page, most_pages
+from tailrace.engine.adapters import LoadedAdapter
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.fairness import FairOrder
 from tailrace.engine.lookup import Drafter
@@ -156,14 +157,16 @@ class Scheduler:
 
     # --- requests come and go
 
-    def take(self, submit: Submit, now: float) -> Request:
+    def take(self, submit: Submit, now: float, adapter: LoadedAdapter | None = None) -> Request:
         """Puts a checked request into the waiting queue."""
         chain = None
         if self.config.prefix_cache:
-            root = root_digest({"tenant": submit.tenant.encode(), "model": self._identity})
-            chain = PageChain(root, PAGE_SIZE, self._digest)
+            keys = {"tenant": submit.tenant.encode(), "model": self._identity}
+            if adapter is not None:
+                keys["adapter"] = adapter.digest
+            chain = PageChain(root_digest(keys), PAGE_SIZE, self._digest, adapter.id if adapter is not None else None)
         self._arrivals += 1
-        request = Request(submit, seq=self._arrivals, arrived=now, chain=chain)
+        request = Request(submit, seq=self._arrivals, arrived=now, chain=chain, adapter=adapter)
         request.protected = self.config.max_preemptions == 0
         if self.config.draft_tokens and submit.params.guessable:
             request.drafter = Drafter(request.tokens, submit.params.predicted)

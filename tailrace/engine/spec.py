@@ -6,6 +6,15 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class AdapterSpec:
+    """An adapter that is to be loaded. `id` is never another's as long as the server runs."""
+
+    id: int
+    name: str
+    path: str
+
+
+@dataclass(frozen=True)
 class EngineSpec:
     """Crosses to the process as its first message (JSON); holds no secrets but those of a URL. None means "choose" (see
     `process`)."""
@@ -39,6 +48,9 @@ class EngineSpec:
     kv_valkey_ttl: float = 86400.0
     kv_valkey_password_file: str | None = None
     kv_key_file: str | None = None
+    adapters: tuple[AdapterSpec, ...] = ()
+    adapters_wanted: bool = True  # it does not start without all of them
+    max_loras: int = 8
     cache_dir: str | None = None
     loader: str = ""
     warm_up: bool = True

@@ -7,7 +7,8 @@ A batch is a msgpack array (seconds since 1970, events, rank); an event is an ar
 - `BlockRemoved(block_hashes, medium)`;
 - `AllBlocksCleared()`: nothing is known any more.
 
-A hash is the page's digest (`prefix.page_digest`). The digest of a tenant's root never leaves the index.
+`lora_id` is the number of the adapter that the pages were computed with, in the order in which a server has loaded
+them. A hash is the page's digest (`prefix.page_digest`). The digest of a tenant's root never leaves the index.
 """
 
 from __future__ import annotations
@@ -136,4 +137,4 @@ def _stored(first: Node, run: list[Node]) -> BlockStored:
     parent = first.parent
     before = None if parent is None or parent.parent is None else parent.digest  # a root's is a secret
     tokens = array("i", b"".join([node.tokens for node in run])).tolist()
-    return BlockStored([node.digest for node in run], before, tokens, len(first.tokens) // 4)
+    return BlockStored([node.digest for node in run], before, tokens, len(first.tokens) // 4, first.tree.adapter)

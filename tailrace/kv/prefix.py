@@ -44,10 +44,11 @@ def page_digest(parent: bytes, tokens: bytes) -> bytes:
 class PageChain:
     """The identities of one sequence's full pages, computed once and grown as the sequence grows."""
 
-    __slots__ = ("digest", "digests", "page_bytes", "root", "tokens")
+    __slots__ = ("adapter", "digest", "digests", "page_bytes", "root", "tokens")
 
-    def __init__(self, root: bytes, page_size: int, digest: Digest = page_digest) -> None:
+    def __init__(self, root: bytes, page_size: int, digest: Digest = page_digest, adapter: int | None = None) -> None:
         self.root = root
+        self.adapter = adapter  # the id of the sequence's adapter, for those who are told of its pages
         self.page_bytes = 4 * page_size
         self.tokens: list[bytes] = []  # each full page's token ids
         self.digests: list[bytes] = []
@@ -99,19 +100,21 @@ class Node:
 
 
 class Tree:
-    """All pages below one root digest: a tenant's. `leaves` is None where a tenant may have the whole pool."""
+    """All pages below one root digest: a tenant's, or those that it has with an adapter. `leaves` is None where a
+    tenant may have the whole pool."""
 
-    __slots__ = ("evictable", "keep", "keep_sides", "leaves", "root")
+    __slots__ = ("adapter", "evictable", "keep", "keep_sides", "leaves", "root")
 
     def __init__(
         self, chain: PageChain, keep: Iterable[bytes], leaves: Leaves[Node] | None, windows: Sequence[WindowIndex]
     ) -> None:
         self.root = Node(chain.root, b"", -1, None, self)
+        self.adapter = chain.adapter
         self.evictable = 0  # unpinned pages
         self.leaves = leaves
         self.keep: dict[bytes, bytes] = {}  # digests and token ids of the pages that are kept for good once known
         self.keep_sides: list[set[bytes]] = [set() for _ in windows]  # those of them that go on to be seen at their end
-        for tokens in keep:
+        for tokens in keep if chain.adapter is None else ():
             kept = PageChain(chain.root, chain.page_bytes // 4, chain.digest)
             kept.extend(tokens)
             self.keep |= zip(kept.digests, kept.tokens, strict=True)
@@ -152,8 +155,8 @@ class PrefixIndex:
     surface, and the heap is rebuilt when they are the majority: an eviction looks at a constant number of entries on
     average, each O(log n). Where tenants have a share, each has a heap of its own besides, under the same rules.
 
-    `keep` are the token ids (int32 bytes, of which full pages count) of prefixes that are kept for good in the tree of
-    every tenant that has computed them, `keep_pages` at most in all.
+    `keep` are the token ids (int32 bytes, of which full pages count) of prefixes that are kept for good in the tree,
+    without an adapter, of every tenant that has computed them, `keep_pages` at most in all.
 
     `windows` are the sliding groups of layers, which have pages of their own beside a node's (`windows`). A path is
     usable as far as each of them has what its window reaches back to, and `match` gives no more of it.

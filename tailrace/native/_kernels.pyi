@@ -54,6 +54,9 @@ class Program:
         self, gate: int, gate_column: int, up: int, up_column: int, width: int, out: int, quantise: bool, /
     ) -> None: ...
     def gate(self, x: int, gate: tuple[int, int], up: tuple[int, int], out: int, /) -> None: ...
+    def set_adapter(
+        self, number: int, parts: list[tuple[int, int, float, NDArray[np.uint8], NDArray[np.uint8]]], /
+    ) -> None: ...
     def add(self, a: int, b: int, width: int, out: int, /) -> None: ...
     def select(self, x: int, width: int, /) -> int: ...
     def sample(self, logits: int, /) -> None: ...
@@ -65,6 +68,7 @@ class Program:
         tables: NDArray[np.int32],
         wanted: NDArray[np.int32],
         sampling: dict[str, Any],
+        adapters: NDArray[np.int32] | None,
         token: NDArray[np.int32],
         logprob: NDArray[np.float32],
         top_token: NDArray[np.int32],
@@ -79,6 +83,7 @@ class Program:
         tables: NDArray[np.int32],
         wanted: NDArray[np.int32],
         sampling: dict[str, Any],
+        adapters: NDArray[np.int32] | None,
         token: NDArray[np.int32],
         logprob: NDArray[np.float32],
         top_token: NDArray[np.int32],

@@ -363,6 +363,17 @@ void gemm_float(const Packed &w, int64_t tile, const float *x, int64_t ldx, int6
     else tile_float<Kind::F16>(w, tile, x, ldx, row0, rows, out);
 }
 
+void add_low(int64_t k, int64_t count, const uint8_t *const *tiles, const float *x, float *const *out) {
+    for (int64_t i = 0; i < count; i++) {
+        F even = f_zero(), odd = f_zero();
+        for (int64_t j = 0; j < k; j += 2) {
+            even = f_fma(f_set1(x[j]), load_weights<Kind::BF16>(tiles[i], j), even);
+            odd = f_fma(f_set1(x[j + 1]), load_weights<Kind::BF16>(tiles[i], j + 1), odd);
+        }
+        f_store(out[i], f_load(out[i]) + (even + odd));
+    }
+}
+
 inline float lane_of(F v, int lane) {
     float values[LANES];
     f_store(values, v);

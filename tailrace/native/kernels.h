@@ -215,8 +215,11 @@ struct Kernels {
     void (*row_int)(const Packed &w, int64_t count, int64_t side, const uint8_t *const *tiles, const Quantised &x, int64_t row, float *const *out);
     int streams; // runs of tiles that one row is best multiplied with side by side; 1: one after the other
     void (*gemm_float)(const Packed &w, int64_t tile, const float *x, int64_t ldx, int64_t row0, int64_t rows, const Output &out);
+    // The same of one row and `count` tiles of a matrix in bf16, with few inputs: adds tile i's sixteen to out[i].
+    void (*add_low)(int64_t k, int64_t count, const uint8_t *const *tiles, const float *x, float *const *out);
     void (*embed)(const Packed &table, int64_t token, float *out, int64_t width);
     void (*quantise)(const float *x, int64_t row, const Quantised &out);
+    void (*widen)(const Quantised &x, int64_t row, float *out); // a row as floats again
     // What a product of one tile is turned into where it was computed aside: [rows][16] to its place, as `Output` says.
     void (*place)(const float *from, int64_t rows, const Output &out);
     // silu(gate) * up for a block of 32 columns, rounded: two tiles [2][rows][16] of each, rows [row0, row0 + rows) of out.

@@ -161,11 +161,29 @@ class Recorder {
         for (const auto &[p, bytes] : program_.pools()) out.emplace_back(reinterpret_cast<uintptr_t>(p), bytes);
         return out;
     }
+    // Parts: (weight, rank, scale, A [rank, inputs] and B [outputs, rank], both in tiles of bf16). No parts: takes it away.
+    void set_adapter(int number, const std::vector<std::tuple<int, int64_t, float, In<uint8_t>, In<uint8_t>>> &parts) {
+        std::vector<LowRank> all;
+        nb::list arrays;
+        for (const auto &[weight, rank, scale, a, b] : parts) {
+            want(weight >= 0 && size_t(weight) < rows_.size() && rank > 0, "an adapter's part is of no weight");
+            const Packed &w = program_.weight_of(weight);
+            LowRank part{packed_shape("BF16", rank, w.k), packed_shape("BF16", rows_[size_t(weight)], rank), scale};
+            want(a.size() == part.a.bytes() && b.size() == part.b.bytes() && part.b.n == w.n, "an adapter's packed size is wrong");
+            part.a.data = a.data(), part.b.data = b.data();
+            arrays.append(nb::cast(a));
+            arrays.append(nb::cast(b));
+            if (all.size() <= size_t(weight)) all.resize(size_t(weight) + 1);
+            all[size_t(weight)] = part;
+        }
+        program_.set_adapter(number, std::move(all));
+        adapters_[nb::int_(number)] = arrays; // what it was before is not read any more
+    }
     Program &program() { return program_; }
 
     // The arrays are used until `wait` returns: their owner keeps them. None is converted, so they are the owner's own.
     Step step_of(In<int32_t> tokens, In<int32_t> starts, In<int32_t> context, In2<int32_t> tables, In<int32_t> wanted, nb::dict sampling,
-                Out<int32_t> token, Out<float> logprob, Out2<int32_t> top_token, Out2<float> top_logprob, nb::object logits) {
+                nb::object adapters, Out<int32_t> token, Out<float> logprob, Out2<int32_t> top_token, Out2<float> top_logprob, nb::object logits) {
         Step s{};
         s.count = int64_t(tokens.size());
         s.sequences = int64_t(context.size());
@@ -183,6 +201,11 @@ class Recorder {
         sparse(sampling, "seen_start", "seen_token", "seen_count", s.wanted_count, s.seen_start, s.seen_token, s.seen_count);
         sparse(sampling, "bias_start", "bias_token", "bias_value", s.wanted_count, s.bias_start, s.bias_token, s.bias_value);
         masks(sampling, s);
+        if (!adapters.is_none()) {
+            const auto of = nb::cast<In<int32_t>>(adapters, false);
+            want(int64_t(of.size()) == s.sequences, "adapters must have one entry a sequence");
+            s.adapters = of.data();
+        }
         want(int64_t(token.size()) == s.wanted_count && int64_t(logprob.size()) == s.wanted_count, "outputs must have one entry a wanted row");
         want(int64_t(top_token.shape(0)) == s.wanted_count && int64_t(top_logprob.shape(0)) == s.wanted_count &&
                  top_token.shape(1) == top_logprob.shape(1),
@@ -202,9 +225,9 @@ class Recorder {
     }
     template <class... Args> void launch(Args... args) { program_.launch(step_of(args...)); }
     void chain(Out<int32_t> tokens, In<int32_t> starts, In<int32_t> context, In2<int32_t> tables, In<int32_t> wanted, nb::dict sampling,
-               Out<int32_t> token, Out<float> logprob, Out2<int32_t> top_token, Out2<float> top_logprob, In<int32_t> end_start,
+               nb::object adapters, Out<int32_t> token, Out<float> logprob, Out2<int32_t> top_token, Out2<float> top_logprob, In<int32_t> end_start,
                In<int32_t> ends) {
-        const Step s = step_of(In<int32_t>(tokens), starts, context, tables, wanted, sampling, token, logprob, top_token, top_logprob, nb::none());
+        const Step s = step_of(In<int32_t>(tokens), starts, context, tables, wanted, sampling, adapters, token, logprob, top_token, top_logprob, nb::none());
         want(int64_t(end_start.size()) == s.wanted_count + 1 && end_start.data()[0] == 0 && end_start.data()[s.wanted_count] == int32_t(ends.size()),
              "ends must have a run for each row");
         for (int64_t i = 0; i < s.wanted_count; i++) want(end_start.data()[i] <= end_start.data()[i + 1], "ends must have a run for each row");
@@ -283,6 +306,7 @@ class Recorder {
     }
 
     nb::list keep_; // arrays that the program reads: outlives its threads
+    nb::dict adapters_; // likewise, by the adapter's number
     Program program_;
     int64_t vocab_, vocab_limit_, max_sequences_, table_rows_ = 0;
     std::vector<int64_t> pages_; // of each group
@@ -324,13 +348,14 @@ NB_MODULE(_kernels, m) {
         .def("select", [](Recorder &r, int x, int64_t width) { return r.program().select(x, width); })
         .def("sample", [](Recorder &r, int logits) { r.program().sample(logits); })
         .def("gate", &Recorder::gate)
-        .def("launch", &Recorder::launch<In<int32_t>, In<int32_t>, In<int32_t>, In2<int32_t>, In<int32_t>, nb::dict, Out<int32_t>, Out<float>,
+        .def("set_adapter", &Recorder::set_adapter)
+        .def("launch", &Recorder::launch<In<int32_t>, In<int32_t>, In<int32_t>, In2<int32_t>, In<int32_t>, nb::dict, nb::object, Out<int32_t>, Out<float>,
                                          Out2<int32_t>, Out2<float>, nb::object>, nb::arg("tokens").noconvert(), nb::arg("starts").noconvert(), nb::arg("context").noconvert(),
-             nb::arg("tables").noconvert(), nb::arg("wanted").noconvert(), nb::arg("sampling"), nb::arg("token").noconvert(),
-             nb::arg("logprob").noconvert(), nb::arg("top_token").noconvert(), nb::arg("top_logprob").noconvert(), nb::arg("logits").none())
+             nb::arg("tables").noconvert(), nb::arg("wanted").noconvert(), nb::arg("sampling"), nb::arg("adapters").none(),
+             nb::arg("token").noconvert(), nb::arg("logprob").noconvert(), nb::arg("top_token").noconvert(), nb::arg("top_logprob").noconvert(), nb::arg("logits").none())
         .def("chain", &Recorder::chain, nb::arg("tokens").noconvert(), nb::arg("starts").noconvert(), nb::arg("context").noconvert(),
-             nb::arg("tables").noconvert(), nb::arg("wanted").noconvert(), nb::arg("sampling"), nb::arg("token").noconvert(),
-             nb::arg("logprob").noconvert(), nb::arg("top_token").noconvert(), nb::arg("top_logprob").noconvert(),
+             nb::arg("tables").noconvert(), nb::arg("wanted").noconvert(), nb::arg("sampling"), nb::arg("adapters").none(),
+             nb::arg("token").noconvert(), nb::arg("logprob").noconvert(), nb::arg("top_token").noconvert(), nb::arg("top_logprob").noconvert(),
              nb::arg("end_start").noconvert(), nb::arg("ends").noconvert())
         .def_static("release", [](Out<int32_t> masks_ready) {
             want(masks_ready.size() == 1, "there is one flag");

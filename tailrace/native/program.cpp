@@ -24,6 +24,8 @@ constexpr int64_t SLAB = 64;         // wanted rows whose logits are held at onc
 constexpr int64_t QUERY_ROWS = 48;   // (query, head) rows of one attention task
 constexpr int64_t LITTLE_PIECES = 16; // KV pieces, over all sequences, that one thread merges while the others wait
 constexpr int64_t PIECES_A_TASK = 2; // KV pieces of one task where a few sequences decode alone
+constexpr int64_t SHRINK_ROWS = 32;  // rows of one task that multiplies with an adapter's A
+constexpr int64_t WIDENED_ROWS = 6;  // rows of rounded activations that it turns into floats at a time
 
 int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
@@ -151,7 +153,17 @@ void Program::quantise(int x) {
     ops_.push_back(op);
 }
 
+// Before a product: what the adapters of its rows make of its input.
+void Program::shrink(int x, const std::vector<Segment> &segments) {
+    Op op{Code::Shrink};
+    op.x = x, op.segments = segments;
+    most_segments_ = std::max(most_segments_, int64_t(segments.size()));
+    for (const Segment &s : segments) scratch_floats_ = std::max(scratch_floats_, size_t(weights_.at(size_t(s.weight)).k * WIDENED_ROWS));
+    ops_.push_back(op);
+}
+
 void Program::linear(int x, const std::vector<Segment> &segments, bool accumulate) {
+    shrink(x, segments);
     Op op{Code::Linear};
     op.x = x, op.segments = segments, op.flag = accumulate;
     for (const Segment &s : segments) {
@@ -214,6 +226,7 @@ void Program::gate(int x, const Segment &gate, const Segment &up, int out) {
         if (w->k > buffers_.at(size_t(x)).ld || (w->integer() && (!buffers_[size_t(x)].quantised.q || w->k != buffers_[size_t(x)].ld)))
             throw std::invalid_argument("gate and up must have the input's width, rounded where they are integer");
     op.tiles = g.n / QBLOCK;
+    shrink(x, op.segments);
     ops_.push_back(op);
 }
 
@@ -383,6 +396,11 @@ Program::Starts Program::first_weights(size_t i, int thread) const {
     const Stage &stage = stages_[i];
     const Op &op = *stage.first;
     const uint32_t lane = uint32_t(thread) % stage.lanes;
+    if (op.code == Code::Shrink) {
+        const Shrink &u = shrinks_[stage.shrinks + stage.begin(lane)];
+        const Packed &a = low_rank(u.adapter, op.segments[u.segment])->a;
+        return {a.data + size_t(u.tile) * a.tile_bytes()};
+    }
     const int64_t tiles = op.code == Code::Gate ? 2 : 1;
     if (!stage.spread) return {tile_at(op, share(op, stage.rows, stage.begin(lane)).from * tiles)};
     Starts starts{};
@@ -429,6 +447,12 @@ bool Program::work_linear(const Stage &stage, Progress &p, int64_t task, uint32_
     const Input x = input(op.x, stage.rows);
     const Share share = this->share(op, stage.rows, task);
     float *aside = aside_[size_t(thread)].data();
+    const auto adapted = [&](const Segment &s, int64_t tile, int64_t tiles) {
+        for (int64_t t = tile; t < tile + tiles; t++) {
+            const Output to = target(op, s, t, share.row);
+            adapt(stage, size_t(&s - op.segments.data()), t, share.row, share.rows, to.data, to.ld);
+        }
+    };
     const auto each_run = [&](auto &&call) { // of tiles, one for each matrix
         int64_t base = 0;
         for (const Segment &s : op.segments) {
@@ -438,9 +462,14 @@ bool Program::work_linear(const Stage &stage, Progress &p, int64_t task, uint32_
             base += tiles;
         }
     };
+    if (stage.adapts)
+        each_run([&](const Segment &s, const Packed &, int64_t tile, int64_t tiles, float *) {
+            for (int64_t t = 0; t < tiles; t++) fetch_low(stage, size_t(&s - op.segments.data()), tile + t);
+        });
     if (!stage.aside) {
         each_run([&](const Segment &s, const Packed &w, int64_t tile, int64_t tiles, float *) {
             product(w, tile, tiles, x, share, target(op, s, tile, share.row), thread);
+            adapted(s, tile, tiles);
         });
         return true;
     }
@@ -451,6 +480,7 @@ bool Program::work_linear(const Stage &stage, Progress &p, int64_t task, uint32_
     if (!claim(p, task, step)) return false;
     each_run([&](const Segment &s, const Packed &, int64_t tile, int64_t tiles, float *from) {
         for (int64_t t = 0; t < tiles; t++) k_->place(from + t * apart, share.rows, target(op, s, tile + t, share.row));
+        adapted(s, tile, tiles);
     });
     return true;
 }
@@ -467,9 +497,11 @@ bool Program::work_gate(const Stage &stage, Progress &p, int64_t task, uint32_t 
         const float *bias = s.bias >= 0 ? vectors_[size_t(s.bias)].data() + tile * LANES : nullptr;
         product(weights_[size_t(s.weight)], tile, tiles, x, share, {at, LANES, bias, false, tile_floats}, thread);
     };
+    for (int64_t i = 0; stage.adapts && i < 4 * (share.to - share.from); i++) fetch_low(stage, size_t(i % 2), share.from * 2 + i / 2);
     if (!stage.aside) {
         for (int64_t block = share.from; block < share.to; block++) {
             for (int64_t i = 0; i < 2; i++) tiles_of(i, block * 2, 2, aside + 2 * i * tile_floats);
+            for (int64_t i = 0; i < 4; i++) adapt(stage, size_t(i / 2), block * 2 + i % 2, share.row, share.rows, aside + i * tile_floats, LANES);
             k_->gate_block(aside, aside + 2 * tile_floats, share.rows, share.row, block, out);
         }
         return true;
@@ -481,6 +513,8 @@ bool Program::work_gate(const Stage &stage, Progress &p, int64_t task, uint32_t 
     for (size_t line = 0; line < 64; line++) __builtin_prefetch(next.data + size_t(share.from) * 2 * next.tile_bytes() + line * 64, 0, 2);
     for (int64_t i = 0; i < 2; i++) tiles_of(i, share.from * 2, tiles, aside + tiles * i * tile_floats);
     if (!claim(p, task, step)) return false;
+    for (int64_t i = 0; i < 2 * tiles; i++)
+        adapt(stage, size_t(i / tiles), share.from * 2 + i % tiles, share.row, share.rows, aside + i * tile_floats, LANES);
     for (int64_t block = share.from; block < share.to; block++, aside += 2 * tile_floats, up += 2 * tile_floats)
         k_->gate_block(aside, up, share.rows, share.row, block, out);
     return true;
@@ -498,6 +532,7 @@ bool Program::work_spread(const Stage &stage, Progress &p, uint32_t task, uint32
     if (op.code == Code::Gate) {
         const int64_t runs = streams(op), side = 2 * runs;
         int64_t n = 0;
+        for (int64_t i = 0; stage.adapts && i < 4 * count; i++) fetch_low(stage, size_t(i % 2), units[i / 4] * 2 + i / 2 % 2);
         for (int64_t i = 0; i < count; i += runs) // the gates' and the ups' tiles of as many blocks as there are runs
             for (int64_t half = 0; half < 2; half++)
                 for (int64_t m = 0; m < 2; m++)
@@ -513,25 +548,150 @@ bool Program::work_spread(const Stage &stage, Progress &p, uint32_t task, uint32
             for (int64_t m = 0; m < 2; m++)
                 if (const int bias = op.segments[size_t(m)].bias; bias >= 0)
                     for (int64_t i = 0; i < 2 * LANES; i++) block[m * 2 * LANES + i] += vectors_[size_t(bias)][size_t(units[b] * 2 * LANES + i)];
+        }
+        for (int64_t m = 0; stage.adapts && m < 2; m++) {
+            int64_t numbers[MOST_SPREAD];
+            for (int64_t i = 0; i < 2 * count; i++) numbers[i] = units[i / 2] * 2 + i % 2, out[i] = aside + (i / 2 * 4 + m * 2 + i % 2) * LANES;
+            adapt_row(stage, size_t(m), 2 * count, numbers, out);
+        }
+        for (int64_t b = 0; b < count; b++) {
+            float *block = aside + b * 4 * LANES;
             k_->gate_block(block, block + 2 * LANES, 1, 0, units[b], to);
         }
         return true;
     }
     for (int64_t i = 0; i < count; i++) tiles[i] = tile_at(op, units[i]), out[i] = aside + i * LANES;
+    const auto each_tile = [&](auto &&call) {
+        for (int64_t i = 0; i < count; i++) {
+            int64_t tile = units[i];
+            size_t segment = 0;
+            for (int64_t n; tile >= (n = weights_[size_t(op.segments[segment].weight)].n / LANES); segment++) tile -= n;
+            call(i, segment, tile);
+        }
+    };
+    if (stage.adapts) each_tile([&](int64_t, size_t segment, int64_t tile) { fetch_low(stage, segment, tile); });
     k_->row_int(w, count, streams(op), tiles, x.rounded, 0, out);
     if (!claim(p, task, step)) return false;
-    for (int64_t i = 0; i < count; i++) {
-        int64_t tile = units[i];
-        for (const Segment &s : op.segments) {
-            const int64_t n = weights_[size_t(s.weight)].n / LANES;
-            if (tile < n) {
-                k_->place(out[i], 1, target(op, s, tile, 0));
-                break;
-            }
-            tile -= n;
-        }
+    each_tile([&](int64_t i, size_t segment, int64_t tile) { k_->place(out[i], 1, target(op, op.segments[segment], tile, 0)); });
+    for (size_t s = 0; stage.adapts && s < op.segments.size(); s++) {
+        int64_t numbers[MOST_SPREAD], n = 0;
+        each_tile([&](int64_t, size_t segment, int64_t tile) {
+            if (segment == s) numbers[n] = tile, out[n++] = target(op, op.segments[s], tile, 0).data;
+        });
+        adapt_row(stage, s, n, numbers, out);
     }
     return true;
+}
+
+void Program::set_adapter(int32_t number, std::vector<LowRank> parts) {
+    if (flying_) throw std::logic_error("adapters change between steps");
+    if (number < 0) throw std::invalid_argument("an adapter's number is negative");
+    if (size_t(number) >= adapters_.size()) adapters_.resize(size_t(number) + 1);
+    for (const LowRank &part : parts)
+        if (part.a.data) low_rank_ = std::max(low_rank_, part.a.n);
+    low_.resize(size_t(max_tokens_ * most_segments_ * low_rank_));
+    adapters_[size_t(number)] = std::move(parts);
+    adapters_version_++;
+}
+
+// What an adapter adds to the product with a matrix; null: nothing.
+const LowRank *Program::low_rank(int32_t adapter, const Segment &s) const {
+    const std::vector<LowRank> &parts = adapters_[size_t(adapter)];
+    return size_t(s.weight) < parts.size() && parts[size_t(s.weight)].a.data ? &parts[size_t(s.weight)] : nullptr;
+}
+
+// Which rows of the step, and of each slab of its wanted rows, have which adapter.
+void Program::plan_runs() {
+    runs_.clear();
+    run_starts_.assign(1, 0);
+    if (!step_.adapters) return;
+    const auto add = [&](int64_t at, int64_t rows, int32_t adapter) {
+        Run *last = runs_.size() > run_starts_.back() ? &runs_.back() : nullptr;
+        if (last && last->adapter == adapter && last->row + last->rows == at) last->rows += rows;
+        else if (adapter >= 0) runs_.push_back({at, rows, adapter});
+    };
+    for (int64_t s = 0; s < step_.sequences; s++) add(step_.starts[s], step_.starts[s + 1] - step_.starts[s], step_.adapters[s]);
+    run_starts_.push_back(runs_.size());
+    for (int64_t w = 0; w < step_.wanted_count; w++) {
+        if (w > 0 && w % slab_ == 0) run_starts_.push_back(runs_.size());
+        add(w % slab_, 1, step_.adapters[owner_[size_t(step_.wanted[w])]]);
+    }
+    run_starts_.push_back(runs_.size());
+}
+
+// The tasks of Shrink over a group's rows; returns how many they are.
+size_t Program::plan_shrinks(const Op &op, size_t group) {
+    const size_t before = shrinks_.size();
+    for (size_t i = run_starts_[group]; i < run_starts_[group + 1]; i++)
+        for (uint32_t s = 0; s < op.segments.size(); s++)
+            if (const LowRank *part = low_rank(runs_[i].adapter, op.segments[s]))
+                for (int64_t r = 0; r < runs_[i].rows; r += SHRINK_ROWS)
+                    for (int64_t tile = 0; tile < part->a.n / LANES; tile++)
+                        shrinks_.push_back({runs_[i].adapter, s, tile, runs_[i].row + r, std::min(SHRINK_ROWS, runs_[i].rows - r)});
+    return shrinks_.size() - before;
+}
+
+// What a product's tasks fetch before they compute: of the first adapter, since few steps have several.
+void Program::plan_adapters(Stage &stage) const {
+    for (size_t i = run_starts_[stage.group]; i < run_starts_[stage.group + 1]; i++)
+        for (size_t s = 0; s < stage.first->segments.size(); s++)
+            if (const LowRank *part = low_rank(runs_[i].adapter, stage.first->segments[s])) {
+                stage.adapts = true;
+                if (s < stage.low.size() && !stage.low[s].data) stage.low[s] = {part->b.data, part->b.tile_bytes()};
+            }
+}
+
+// Sixteen numbers of scale * A x for some rows, of the input that the product itself reads: where that is rounded, so is x.
+void Program::work_shrink(const Stage &stage, int64_t task, int thread) {
+    const Op &op = *stage.first;
+    const Shrink &u = shrinks_[stage.shrinks + size_t(task)];
+    const Segment &segment = op.segments[u.segment];
+    const LowRank &part = *low_rank(u.adapter, segment);
+    const int64_t ld = most_segments_ * low_rank_;
+    float *low = low_.data() + u.row * ld + u.segment * low_rank_ + u.tile * LANES;
+    const Output out{low, ld, nullptr, false};
+    if (!weights_[size_t(segment.weight)].integer()) {
+        k_->gemm_float(part.a, u.tile, buffers_[size_t(op.x)].data.data(), buffers_[size_t(op.x)].ld, u.row, u.rows, out);
+    } else {
+        const Quantised x = rounded(op.x, stage.rows);
+        float *wide = scratch_[size_t(thread)].data();
+        for (int64_t r = 0; r < u.rows; r += WIDENED_ROWS) {
+            const int64_t rows = std::min(WIDENED_ROWS, u.rows - r);
+            for (int64_t i = 0; i < rows; i++) k_->widen(x, u.row + r + i, wide + i * x.k);
+            k_->gemm_float(part.a, u.tile, wide, x.k, 0, rows, {low + r * ld, ld, nullptr, false});
+        }
+    }
+    for (int64_t r = 0; r < u.rows; r++)
+        for (int64_t i = 0; i < LANES; i++) low[r * ld + i] *= part.scale;
+}
+
+// Adds to a tile of a product, at `out` from the stage's row `row` on, what the adapters of these rows give: after all
+// else that is added there, so that the order is the same however the product was computed.
+// Before a task's tiles are multiplied: brings closer what `adapt` will read of the first adapter, which lies in small pieces.
+void Program::fetch_low(const Stage &stage, size_t segment, int64_t tile) const {
+    if (segment >= stage.low.size() || !stage.low[segment].data) return;
+    const uint8_t *data = stage.low[segment].data + size_t(tile) * stage.low[segment].tile_bytes;
+    for (size_t at = 0; at < stage.low[segment].tile_bytes; at += 64) __builtin_prefetch(data + at, 0, 3);
+}
+
+void Program::adapt(const Stage &stage, size_t segment, int64_t tile, int64_t row, int64_t rows, float *out, int64_t ld) {
+    if (!stage.adapts) return;
+    const int64_t low_ld = most_segments_ * low_rank_;
+    for (size_t i = run_starts_[stage.group]; i < run_starts_[stage.group + 1]; i++) {
+        const Run &run = runs_[i];
+        const int64_t from = std::max(row, run.row), to = std::min(row + rows, run.row + run.rows);
+        const LowRank *part = from < to ? low_rank(run.adapter, stage.first->segments[segment]) : nullptr;
+        if (part) k_->gemm_float(part->b, tile, low_.data() + int64_t(segment) * low_rank_, low_ld, from, to - from, {out + (from - row) * ld, ld, nullptr, true});
+    }
+}
+
+// The same of a step of one row, for several tiles of a matrix at once.
+void Program::adapt_row(const Stage &stage, size_t segment, int64_t count, const int64_t *tiles, float *const *out) {
+    const LowRank *part = low_rank(runs_[run_starts_[stage.group]].adapter, stage.first->segments[segment]);
+    if (!part) return;
+    const uint8_t *data[MOST_SPREAD];
+    for (int64_t i = 0; i < count; i++) data[i] = part->b.data + size_t(tiles[i]) * part->b.tile_bytes();
+    k_->add_low(part->b.k, count, data, low_.data() + int64_t(segment) * low_rank_, out);
 }
 
 void Program::work_attend(const Op &op, int64_t task, int thread) {
@@ -650,6 +810,7 @@ bool Program::work(const Stage &s, Progress &p, int64_t task, uint32_t step, int
     case Code::Attend: work_attend(*s.first, task, thread); return true;
     case Code::Merge: work_merge(*s.first, task); return true;
     case Code::Sample: work_sample(*s.first, task, s.first_wanted, thread); return true;
+    case Code::Shrink: work_shrink(s, task, thread); return true;
     default: break;
     }
     const int64_t chunk = chunk_rows(s.rows), from = task * chunk, to = std::min(s.rows, from + chunk);
@@ -851,6 +1012,8 @@ void Program::plan_stages() {
     if (!progress_) size_stages();
     std::vector<int64_t> asked{step_.count, step_.sequences, step_.wanted_count};
     for (const AttentionPlan &plan : plans_) asked.insert(asked.end(), {int64_t(plan.units.size()), plan.split, plan.most_pieces});
+    if (!runs_.empty()) asked.push_back(adapters_version_);
+    for (const Run &run : runs_) asked.insert(asked.end(), {run.row, run.rows, run.adapter});
     if (asked == planned_) {
         number_.fetch_add(1);
         return;
@@ -859,18 +1022,21 @@ void Program::plan_stages() {
     version_.fetch_add(1);
     std::atomic_thread_fence(std::memory_order_release);
     number_.fetch_add(1);
+    shrinks_.clear();
     size_t count = 0, after = 0;
     const auto is_product = [](const Op &op) { return op.code == Code::Linear || op.code == Code::Gate; };
     const auto by_row = [&](const Op &op) {
-        return !is_product(op) && op.code != Code::Attend && op.code != Code::Merge && op.code != Code::Sample;
+        return !is_product(op) && op.code != Code::Attend && op.code != Code::Merge && op.code != Code::Sample && op.code != Code::Shrink;
     };
     // Whether an operation is so little work that whoever completes the stage before it does it too.
     const auto little = [&](const Op &op, int64_t rows) {
         if (op.code == Code::Merge) return step_.sequences * plans_[op.plan].most_pieces <= LITTLE_PIECES;
         return by_row(op) && rows <= FEW_ROWS;
     };
-    const auto add = [&](const Op &op, int64_t rows, int64_t first_wanted) {
-        const int64_t tasks = prepare(op, rows);
+    const auto add = [&](const Op &op, int64_t rows, int64_t first_wanted, size_t group) {
+        if (op.code == Code::Shrink && runs_.empty()) return;
+        const size_t shrinks = shrinks_.size();
+        const int64_t tasks = op.code == Code::Shrink ? int64_t(plan_shrinks(op, group)) : prepare(op, rows);
         if (tasks == 0) return;
         if (count > 0) {
             Stage &before = stages_[count - 1];
@@ -886,16 +1052,18 @@ void Program::plan_stages() {
         }
         const bool aside = is_product(op) && rows <= ASIDE_ROWS && threads_ > 1;
         const auto n = static_cast<uint32_t>(tasks);
-        stages_[count++] = {&op, &op, rows, first_wanted, n, std::min(n, uint32_t(threads_)), after, after, -1, aside && may_spread(op, rows), aside, false};
+        Stage &stage = stages_[count++];
+        stage = {&op, &op, rows, first_wanted, n, std::min(n, uint32_t(threads_)), after, after, -1, aside && may_spread(op, rows), aside, false, group, shrinks};
+        if (is_product(op) && !runs_.empty()) plan_adapters(stage);
     };
-    for (size_t i = 0; i < tail_; i++) add(ops_[i], step_.count, 0);
+    for (size_t i = 0; i < tail_; i++) add(ops_[i], step_.count, 0, 0);
     for (int64_t w = 0; w < step_.wanted_count; w += slab_)
-        for (size_t i = tail_; i < ops_.size(); i++) add(ops_[i], std::min(slab_, step_.wanted_count - w), w);
+        for (size_t i = tail_; i < ops_.size(); i++) add(ops_[i], std::min(slab_, step_.wanted_count - w), w, size_t(1 + w / slab_));
     // What a thread that waits at a stage may fetch: the next weights of its lane. Nothing where many rows share them.
     int64_t ahead = -1;
     for (size_t i = count; i-- > 0;) {
         stages_[i].ahead = step_.count <= FEW_ROWS ? ahead : -1;
-        if (!is_product(*stages_[i].first)) continue;
+        if (!is_product(*stages_[i].first) && stages_[i].first->code != Code::Shrink) continue;
         ahead = int64_t(i);
         for (int t = 0; t < threads_; t++) ahead_[i * size_t(threads_) + size_t(t)] = first_weights(i, t);
     }
@@ -917,6 +1085,9 @@ void Program::check(const Step &step) const {
     for (const Rope &r : ropes_)
         for (int64_t s = 0; s < step.sequences; s++)
             if (step.context[s] + step.starts[s + 1] - step.starts[s] > r.positions) throw std::invalid_argument("a position is past the served context");
+    for (int64_t s = 0; step.adapters && s < step.sequences; s++)
+        if (step.adapters[s] >= 0 && (size_t(step.adapters[s]) >= adapters_.size() || adapters_[size_t(step.adapters[s])].empty()))
+            throw std::invalid_argument("a sequence has an adapter that is not there");
 }
 
 // Only of steps that have been checked: nobody would hear of an exception on another thread.
@@ -928,6 +1099,7 @@ void Program::begin(const Step &step) {
             position_[size_t(t)] = step.context[s] + t - step.starts[s];
         }
     for (AttentionPlan &plan : plans_) plan_attention(plan);
+    plan_runs();
     plan_stages();
     pool_.start();
 }
@@ -984,7 +1156,7 @@ bool Program::wait() {
 }
 
 std::vector<std::pair<std::string, int64_t>> Program::profiled() {
-    static const char *names[CODES] = {"embed", "norm", "quantise", "linear", "gate", "head_norm", "rotate", "store", "attend", "merge", "silu", "add", "select", "sample"};
+    static const char *names[CODES] = {"embed", "norm", "quantise", "linear", "gate", "head_norm", "rotate", "store", "attend", "merge", "silu", "add", "select", "sample", "shrink"};
     std::vector<std::pair<std::string, int64_t>> out;
     for (int i = 0; i < CODES; i++) {
         out.emplace_back(names[i], profile_[i]);

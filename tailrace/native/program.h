@@ -34,6 +34,13 @@ struct Step {
     const uint32_t *masks;   // [lines, mask_words]: a bit for each token that may be drawn
     int64_t mask_words;
     int32_t *masks_ready;    // not 0 once `masks` may be read; see Program::release
+    const int32_t *adapters; // [sequences]: the adapter of each, or -1; null where no sequence has one
+};
+
+// What an adapter adds to one product of the model's: scale * B (A x), with A [rank, inputs] and B [outputs, rank].
+struct LowRank {
+    Packed a, b; // of floats
+    float scale = 0.0f;
 };
 
 // Memory that is zero from the start, and costs nothing where it is never touched: most steps need few of a buffer's rows.
@@ -83,6 +90,11 @@ class Program {
     int select(int x, int64_t width); // the buffer of the wanted rows only; what follows works on those
     void sample(int logits);
 
+    // Adapters, by number: what each adds to the products with a weight, by the weight's number (null `a`: nothing). An
+    // adapter may be set, or taken away, while no step runs. What it reads is kept by the caller.
+    void set_adapter(int32_t number, std::vector<LowRank> parts);
+    const Packed &weight_of(int weight) const { return weights_.at(size_t(weight)); }
+
     // Begins a step on the other threads and returns at once; `wait` joins them and returns when it is complete. The
     // step's arrays must live until then.
     void launch(const Step &step);
@@ -121,8 +133,8 @@ class Program {
     int64_t redone() const { return redone_.load(); }
 
   private:
-    enum class Code { Embed, Norm, Quantise, Linear, Gate, HeadNorm, Rotate, Store, Attend, Merge, Silu, Add, Select, Sample };
-    static constexpr int CODES = 14;
+    enum class Code { Embed, Norm, Quantise, Linear, Gate, HeadNorm, Rotate, Store, Attend, Merge, Silu, Add, Select, Sample, Shrink };
+    static constexpr int CODES = 15;
     struct Op {
         Code code;
         int x = -1, y = -1, out = -1, weight = -1;
@@ -165,6 +177,21 @@ class Program {
         int kv_heads, head_dim;
         int64_t group;
     };
+    // Rows in a row of a step, or of a slab of its wanted rows, that have the same adapter.
+    struct Run {
+        int64_t row, rows;
+        int32_t adapter;
+    };
+    // One task of Shrink: some rows of one run, and sixteen of the adapter's ranks for one of the product's matrices.
+    struct Shrink {
+        int32_t adapter;
+        uint32_t segment;
+        int64_t tile, row, rows;
+    };
+    struct Tiles {
+        const uint8_t *data = nullptr;
+        size_t tile_bytes = 0;
+    };
     // Operations that go together, and the rows they work on: one, or several that each handle a row by itself. Those
     // in `after` follow when it is complete, on the thread that completes it: too little work to be shared.
     struct Stage {
@@ -176,6 +203,10 @@ class Program {
         bool spread = false; // a task's tiles are of several runs of its lane's, see `spread`
         bool aside = false; // tasks are computed aside, and put in place by whoever is first to claim them
         bool closing = false; // the step is complete with it
+        size_t group = 0; // its rows' runs: those of the step, or of a slab of wanted rows
+        size_t shrinks = 0; // of Shrink: its first task
+        bool adapts = false; // of a product: some of its rows have an adapter that adds to it
+        std::array<Tiles, 3> low{}; // B of the first of those adapters, for each of its matrices, to be fetched
         TR_INLINE uint32_t begin(uint32_t lane) const { return uint32_t(uint64_t(tasks) * lane / lanes); }
         TR_INLINE uint32_t lane_of(uint32_t task) const { return uint32_t((uint64_t(task + 1) * lanes - 1) / tasks); }
     };
@@ -226,12 +257,21 @@ class Program {
     int64_t chunk_tiles(const Op &op) const;
     Share share(const Op &op, int64_t rows, int64_t task) const;
     Starts first_weights(size_t stage, int thread) const;
+    void fetch_low(const Stage &stage, size_t segment, int64_t tile) const;
     bool may_spread(const Op &op, int64_t rows) const;
     int64_t streams(const Op &op) const;
     std::pair<int64_t, int64_t> run_of(const Stage &stage, uint32_t lane, int64_t stream) const;
     int64_t spread(const Stage &stage, uint32_t task, int64_t *units) const;
     const uint8_t *tile_at(const Op &op, int64_t tile) const;
     bool work_spread(const Stage &stage, Progress &p, uint32_t task, uint32_t step, int thread);
+    const LowRank *low_rank(int32_t adapter, const Segment &s) const;
+    void plan_runs();
+    size_t plan_shrinks(const Op &op, size_t group);
+    void plan_adapters(Stage &stage) const;
+    void work_shrink(const Stage &stage, int64_t task, int thread);
+    void adapt(const Stage &stage, size_t segment, int64_t tile, int64_t row, int64_t rows, float *out, int64_t ld);
+    void adapt_row(const Stage &stage, size_t segment, int64_t count, const int64_t *tiles, float *const *out);
+    void shrink(int x, const std::vector<Segment> &segments);
     Output target(const Op &op, const Segment &s, int64_t tile, int64_t row);
     void work_attend(const Op &op, int64_t task, int thread);
     void work_merge(const Op &op, int64_t task);
@@ -291,6 +331,13 @@ class Program {
     std::vector<int64_t> owner_, position_; // of each token: its sequence and position
     std::vector<AttentionPlan> plans_;
     std::vector<float> partial_;
+    std::vector<std::vector<LowRank>> adapters_; // by number, and by the weight's
+    int64_t adapters_version_ = 0;
+    std::vector<Run> runs_;             // of the step, then of each slab
+    std::vector<size_t> run_starts_{0}; // where those of each group begin; and the end
+    std::vector<Shrink> shrinks_;
+    std::vector<float> low_;            // A x of each row: for each of a product's matrices `low_rank_` numbers
+    int64_t low_rank_ = 0, most_segments_ = 0;
     bool profiling_ = false;
     int64_t profile_[CODES] = {};
     Pool pool_; // last: its threads use all of the above

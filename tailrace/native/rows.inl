@@ -31,6 +31,16 @@ void quantise(const float *x, int64_t row, const Quantised &out) {
     for (int64_t b = 0; b < out.blocks(); b++, x += QBLOCK) round_block(f_load(x), f_load(x + LANES), row, b, out);
 }
 
+void widen(const Quantised &x, int64_t row, float *out) {
+    for (int64_t b = 0; b < x.blocks(); b++, out += QBLOCK) {
+        const int64_t at = x.at(row, b);
+        const int8_t *q = x.q + at * QBLOCK;
+        const F d = f_set1(x.d[at]);
+        f_store(out, i_float(i_load_i8(q)) * d);
+        f_store(out + LANES, i_float(i_load_i8(q + LANES)) * d);
+    }
+}
+
 void rms_norm(const float *x, const float *weight, float eps, int64_t width, float *out) {
     F square = f_zero();
     int64_t i = 0;

@@ -6,6 +6,7 @@ import os
 import socket
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,3 +119,31 @@ def test_the_model_is_called_by_its_file_unless_named() -> None:
     assert Settings("/a/b/Small-1B.gguf").model_name == "Small-1B"
     assert Settings("/a/b/folder/").model_name == "folder"
     assert Settings("/a/b.gguf", served_names=("x", "y")).names == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"loras": (("m", "a"),)}, "name of the model itself"),
+        ({"loras": (("a b", "a"),)}, "1 to 128 letters"),
+        ({"loras": (("a", "x"), ("a", "y"))}, "two adapters have the name 'a'"),
+        ({"loras": (("a", "x"), ("b", "y")), "max_loras": 1}, "2 adapters are more than --max-loras, 1"),
+        ({"loras": (("a", "x"),), "max_loras": 0}, "--max-loras must be 1 to 256"),
+        ({"max_loras": 4}, "of use only with --lora or --lora-dir"),
+        ({"lora_dir": "."}, "--lora-dir is for somebody who may load adapters"),
+        ({"lora_dir": "nowhere", "admin_keys": ("k",)}, "--lora-dir nowhere is not a directory"),
+    ],
+    ids=str,
+)
+def test_adapters_that_cannot_be_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        Settings("m", **wrong).check()
+
+
+def test_adapters_get_numbers_and_whole_paths(tmp_path: Path) -> None:
+    made = Settings("m", loras=(("a", "x"), ("b", "~/y")), lora_dir=str(tmp_path), admin_keys=("k",))
+    made.check()
+    assert [(one.id, one.name, one.path) for one in made.engine().adapters] == [
+        (1, "a", os.path.abspath("x")),
+        (2, "b", os.path.expanduser("~/y")),
+    ]

@@ -12,9 +12,11 @@ import pytest
 
 from tailrace.cli.batch import Prompts, Results, Runner
 from tailrace.cli.client import Client
+from tailrace.models import load_model, open_checkpoint
 from tailrace.terms import InvalidInput, TailraceError
 from tests.cli.conftest import Run
 from tests.cli.standin import Answer, Body, Refusal, StandIn
+from tests.models import random_llama, random_lora
 
 
 def records(out: Path) -> list[dict[str, Any]]:
@@ -232,3 +234,16 @@ def test_the_servers_models_are_checked(run: Run, standin: StandIn, prompts: Pat
     ended = run("generate", str(prompts), "--out", str(out), "--url", standin.url, "--model", "other")
     assert ended.returncode == 2
     assert "it has tiny" in ended.stderr
+
+
+def test_an_adapter_answers_where_one_is_given(run: Run, prompts: Path, tmp_path: Path) -> None:
+    folder = random_llama.write(tmp_path / "llama")
+    adapter = random_lora.make(tmp_path / "adapter", load_model(open_checkpoint(folder), max_context=64), 1)
+    texts = []
+    for name, more in (("plain", ()), ("adapted", ("--lora", str(adapter)))):
+        options = ("-m", str(folder), "--max-tokens", "8", "--temperature", "0", *more)
+        ended = run("generate", str(prompts), "--out", str(tmp_path / name), *options)
+        assert ended.returncode == 0, ended.stderr
+        texts.append([record["text"] for record in records(tmp_path / name)])
+    assert len(texts[0]) == 3
+    assert all(plain != adapted for plain, adapted in zip(*texts, strict=True))

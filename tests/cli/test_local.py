@@ -46,7 +46,13 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
         pass
 
 
-def test_quantize_wants_a_server_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("own", "options"),
+    [({"quantize": "int8"}, ("--quantize", "int8")), ({"lora": ("adapter", "a dir")}, ("--lora", "adapter=a dir"))],
+)
+def test_quantize_and_lora_want_a_server_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, own: dict[str, Any], options: tuple[str, ...]
+) -> None:
     """One that runs may compute with other weights: it is not asked, and one that is named is not put up with."""
     asked: list[tuple[str, tuple[str, ...]]] = []
 
@@ -57,11 +63,11 @@ def test_quantize_wants_a_server_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(local, "started", started)
     monkeypatch.setattr(local, "_serves", lambda *_: True)
-    with local.connected(None, "m", None, print, quantize="int8"):
+    with local.connected(None, "m", None, print, **own):
         pass
-    assert asked == [("m", ("--quantize", "int8"))]
+    assert asked == [("m", options)]
     with (
-        pytest.raises(InvalidInput, match="--quantize"),
-        local.connected("http://x", "m", None, print, quantize="int8"),
+        pytest.raises(InvalidInput, match=options[0]),
+        local.connected("http://x", "m", None, print, **own),
     ):
         pass

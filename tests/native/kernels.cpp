@@ -251,6 +251,24 @@ void test_quantise(Pair p) {
     for (size_t i = 0; i < x.size(); i++) near("q", i, double(truth.q[i]) * truth.d[i / QBLOCK], x[i], 0.500001 * truth.d[i / QBLOCK]);
 }
 
+void test_widen(Pair p) {
+    Random random{11};
+    for (int64_t group : {int64_t(1), int64_t(LANES)}) {
+        const int64_t rows = 20, k = 96;
+        Rounded x(rows, k, group);
+        x.fill(random);
+        std::vector<float> found(k), truth(k);
+        for (int64_t r = 0; r < rows; r++) {
+            p.k.widen(x.view, r, found.data()), p.plain.widen(x.view, r, truth.data());
+            same("row", found, truth), p.note(found, truth);
+            for (int64_t i = 0; i < k; i++) {
+                const int64_t at = x.view.at(r, i / QBLOCK);
+                near("row", size_t(i), found[size_t(i)], double(x.q[size_t(at * QBLOCK + i % QBLOCK)]) * x.d[size_t(at)], 0.0);
+            }
+        }
+    }
+}
+
 // Where a product of one tile goes within a matrix of results.
 Output output(std::vector<float> &out, int64_t row0, int64_t tile, int64_t ld, const std::vector<float> *bias, bool accumulate) {
     return {out.data() + row0 * ld + tile * LANES, ld, bias ? bias->data() + tile * LANES : nullptr, accumulate};
@@ -417,6 +435,16 @@ void test_gemm_float(Pair p) {
                     return sum;
                 };
                 product(p, random, m.w, random.below(3), rows, exact, run, oracle, double(k) / 2);
+                if (std::string(format) != "BF16" || rows > 1) continue;
+                std::vector<float> found = random.normals(m.w.n), truth = found;
+                std::vector<const uint8_t *> tiles;
+                std::vector<float *> out;
+                for (int64_t tile = 0; tile < m.w.n / LANES; tile++) {
+                    tiles.push_back(m.w.data + size_t(tile) * m.w.tile_bytes()), out.push_back(found.data() + tile * LANES);
+                    p.k.gemm_float(m.w, tile, x.data(), ldx, 0, 1, {truth.data() + tile * LANES, LANES, nullptr, true});
+                }
+                p.k.add_low(m.w.k, int64_t(tiles.size()), tiles.data(), x.data(), out.data());
+                same("added", found, truth);
             }
 }
 
@@ -829,7 +857,7 @@ void test_all(Pair p) {
         place = std::string(p.k.name) + " " + name;
         run(p);
     };
-    test("quantise", test_quantise), test("gemm_int", test_gemm_int), test("gemm_float", test_gemm_float), test("embed", test_embed);
+    test("quantise", test_quantise), test("widen", test_widen), test("gemm_int", test_gemm_int), test("gemm_float", test_gemm_float), test("embed", test_embed);
     test("rms_norm", test_rms_norm), test("rotate", test_rotate), test("silu_mul", test_silu_mul);
     test("gate_block", test_gate_block), test("attention", test_attention), test("sample", test_sample);
 }

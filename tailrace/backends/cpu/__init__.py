@@ -13,7 +13,19 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace.backends import Batch, Ends, Format, Forward, Masks, Pages, Result, Weight
+from tailrace.backends import (
+    Adapter,
+    Batch,
+    Ends,
+    Format,
+    Forward,
+    Masks,
+    PackedAdapter,
+    Pages,
+    Result,
+    Weight,
+)
+from tailrace.backends.cpu.adapters import CpuAdapter, pack_adapter
 from tailrace.backends.cpu.nodes import Node, find, place, spread
 from tailrace.backends.cpu.record import Compiler, Recorder
 from tailrace.backends.cpu.store import VERSION, TileStore
@@ -116,6 +128,7 @@ class CpuBackend:
         self._groups = range(len(groups or (None,)))
         compiler = Compiler(self._program, self._store, as_floats, layers, max_context, kv_dtype)
         compiler.compile(recorder.nodes, logits)
+        self._numbers = compiler.matrices
         self._sizes = [self._program.page_bytes(group) for group in self._groups]
         if len(nodes) > 1:
             place(self._program, nodes, self._store.copy)
@@ -191,6 +204,13 @@ class CpuBackend:
         """Seconds that one thread spent in each kind of operation since the last call."""
         return {name: ns / 1e9 for name, ns in self._program.profiled()}
 
+    def pack_adapter(self, adapter: Adapter) -> CpuAdapter:
+        return pack_adapter(adapter, self._numbers)
+
+    def set_adapter(self, number: int, adapter: PackedAdapter | None) -> None:
+        assert adapter is None or isinstance(adapter, CpuAdapter), "another backend's adapter"
+        self._program.set_adapter(number, list(adapter.parts) if adapter is not None else [])
+
     def settle(self, *, wait: bool = False) -> None:
         """Start-up is over: gets the weights into huge pages, in the background unless told to wait for it."""
         self._store.settle(wait=wait)
@@ -242,8 +262,9 @@ Ints: TypeAlias = NDArray[np.int32]
 Floats: TypeAlias = NDArray[np.float32]
 
 
-def _inputs(batch: Batch) -> tuple[Ints, Ints, Ints, Ints, Ints, dict[str, NDArray[Any]]]:
-    return batch.tokens, batch.starts, batch.context, batch.tables, batch.wanted, vars(batch.sampling)
+def _inputs(batch: Batch) -> tuple[Ints, Ints, Ints, Ints, Ints, dict[str, NDArray[Any]], Ints | None]:
+    sampling = vars(batch.sampling)
+    return batch.tokens, batch.starts, batch.context, batch.tables, batch.wanted, sampling, batch.adapters
 
 
 def _outputs(result: Result) -> tuple[Ints, Floats, Ints, Floats]:

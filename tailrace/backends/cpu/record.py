@@ -113,7 +113,8 @@ class Place:
 @dataclass
 class Compiler:
     """Writes recorded nodes into a native program. `packed` gives the tiles of a matrix, `floats` a vector's values,
-    `groups` each layer's group and the number of its pages."""
+    `groups` each layer's group and the number of its pages; `matrices` are
+    the numbers that matrices have got, by name."""
 
     program: _kernels.Program
     packed: Callable[[Weight], NDArray[np.uint8]]
@@ -121,9 +122,9 @@ class Compiler:
     groups: Mapping[int, tuple[int, int]]
     max_context: int
     kv_dtype: KvDtype = BF16
+    matrices: dict[str, int] = field(default_factory=dict)
     _places: dict[Node, Place] = field(default_factory=dict)
     _uses: Counter[Node] = field(default_factory=Counter)
-    _matrices: dict[str, int] = field(default_factory=dict)
     _vectors: dict[str, int] = field(default_factory=dict)
     _ropes: dict[int, int] = field(default_factory=dict)
     _free: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -204,10 +205,10 @@ class Compiler:
                     self._free[self._widths[buffer]].append(buffer)
 
     def _matrix(self, weight: Weight) -> int:
-        if weight.name not in self._matrices:
+        if weight.name not in self.matrices:
             n, k = weight.shape
-            self._matrices[weight.name] = self.program.weight(weight.format.value, n, k, self.packed(weight))
-        return self._matrices[weight.name]
+            self.matrices[weight.name] = self.program.weight(weight.format.value, n, k, self.packed(weight))
+        return self.matrices[weight.name]
 
     def _vector(self, weight: Weight | None) -> int:
         if weight is None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace.backends import PAGE_SIZE, Batch, Forward, Inline, Pages, Result, Weight
+from tailrace.backends import PAGE_SIZE, Adapter, Batch, Forward, Inline, PackedAdapter, Pages, Result, Weight
 from tailrace.backends.groups import PageGroup, layer_groups
 from tailrace.backends.kvdtype import KvDtype, parse
 from tailrace.backends.reference.dequantize import dequantize
@@ -51,6 +51,7 @@ class ReferenceBackend(Inline):
         self.batch_invariant = batch_invariant
         self._values: dict[int, tuple[Weight, Array]] = {}
         self._pages: dict[int, tuple[Array, Array]] = {}
+        self._adapters: dict[int, Adapter] = {}
         self._groups = layer_groups(groups, model.attentions, pages)
         self._group_count = len(groups or (None,))
         for spec in model.attentions:
@@ -110,6 +111,19 @@ class ReferenceBackend(Inline):
         if batch.want_logits:
             result.logits = logits
         return result
+
+    def pack_adapter(self, adapter: Adapter) -> Adapter:
+        return adapter
+
+    def set_adapter(self, number: int, adapter: PackedAdapter | None) -> None:
+        assert adapter is None or isinstance(adapter, Adapter), "another backend's adapter"
+        if adapter is None:
+            self._adapters.pop(number, None)
+        else:
+            self._adapters[number] = adapter
+
+    def adapter(self, number: int) -> Adapter:
+        return self._adapters[number]
 
     def values(self, weight: Weight) -> Array:
         """The weight's values, decoded once. The weight itself is kept, so that its identity stays its own."""

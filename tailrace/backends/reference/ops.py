@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace.backends import PAGE_SIZE, Attention, Batch, Format, Rope, Weight
+from tailrace.backends import PAGE_SIZE, Adapter, Attention, Batch, Format, Rope, Weight
 from tailrace.backends.groups import first_page
 
 Array = NDArray[Any]
@@ -23,6 +23,8 @@ class Store(Protocol):
     """What the ops need of the backend: decoded weights and the KV pages of a layer."""
 
     def values(self, weight: Weight) -> Array: ...
+
+    def adapter(self, number: int) -> Adapter: ...
 
     def pages(self, layer: int) -> tuple[Array, Array]:
         """Keys and values: [pages, PAGE_SIZE, kv_heads, head_dim]."""
@@ -53,6 +55,7 @@ class NumpyOps:
         lengths = np.diff(batch.starts)
         offsets = np.arange(len(batch.tokens)) - np.repeat(batch.starts[:-1], lengths)
         self._positions = np.repeat(batch.context, lengths) + offsets
+        self._adapters = None if batch.adapters is None else np.repeat(batch.adapters, lengths)  # of each row
 
     def embed(self, table: Weight) -> Array:
         return self._store.values(table)[self._batch.tokens]
@@ -65,7 +68,18 @@ class NumpyOps:
             result = np.stack([matrix @ row for row in x]) if len(x) else np.zeros((0, len(matrix)), self._dtype)
         else:
             result = x @ matrix.T
-        return result if bias is None else result + self._store.values(bias)
+        result = result if bias is None else result + self._store.values(bias)
+        if self._adapters is not None:
+            self._adapt(x, weight.name, self._adapters, result)
+        return result
+
+    def _adapt(self, x: Array, name: str, adapters: NDArray[np.int32], result: Array) -> None:
+        """Adds what the rows' adapters give, row by row."""
+        for row, number in enumerate(adapters.tolist()):
+            part = self._store.adapter(number).parts.get(name) if number >= 0 else None
+            if part is not None:
+                low = part.a.astype(self._dtype) @ x[row]
+                result[row] += part.b.astype(self._dtype) @ (low * self._dtype(part.scale))
 
     def rms_norm(self, x: Array, weight: Weight, eps: float) -> Array:
         mean = np.mean(np.square(x), axis=-1, keepdims=True)
@@ -115,6 +129,8 @@ class NumpyOps:
         return a + b
 
     def wanted(self, x: Array) -> Array:
+        if self._adapters is not None:
+            self._adapters = self._adapters[self._batch.wanted]
         return x[self._batch.wanted]
 
     def _needed(self, tokens: int, spec: Attention) -> NDArray[np.int64]:

@@ -5,6 +5,7 @@ Layout: https://github.com/huggingface/safetensors#format. A checkpoint is one f
 
 from __future__ import annotations
 
+import mmap
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,11 @@ INDEX = "model.safetensors.index.json"
 
 def read_safetensors(path: Path) -> dict[str, MappedWeight]:
     """Maps one file and checks its header. Raises ModelError naming the file, and the tensor, that is wrong."""
-    mapped = map_file(path)
+    return parse_safetensors(path, map_file(path))
+
+
+def parse_safetensors(path: Path, mapped: mmap.mmap | bytes) -> dict[str, MappedWeight]:
+    """The tensors of a file, as views of its bytes. Raises ModelError as `read_safetensors`."""
     size = len(mapped)
     if size < 8:
         raise ModelError(f"{path}: the file is too short for a safetensors header")

@@ -175,6 +175,7 @@ class Products:
             np.zeros((1, -(-len(tokens) // PAGE_SIZE)), np.int32),
             wanted,
             vars(greedy(rows)),
+            None,
             np.empty(rows, np.int32),
             np.empty(rows, np.float32),
             np.empty((rows, 0), np.int32),
