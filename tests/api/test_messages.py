@@ -488,3 +488,11 @@ def test_arguments_that_were_cut_off_are_what_is_complete_of_them(value: dict[st
     cut = text[:size]
     if cut and not cut.rstrip().endswith(tuple("0123456789-")):  # numbers may go on: either way is right
         assert told_of(cut) == jiter.from_json(cut.encode(), partial_mode=True)
+
+
+@pytest.mark.parametrize("block", [{"text": "a"}, {"type": "image", "source": {}}])
+def test_a_system_prompt_is_blocks_of_text(quick: Running, block: dict[str, Any]) -> None:
+    body = {"model": "stand", "max_tokens": 4, "messages": [{"role": "user", "content": "a"}], "system": [block]}
+    refused = quick.post("/v1/messages", body)
+    assert refused.status_code == 400
+    assert "system[0]" in refused.json()["error"]["message"]

@@ -131,7 +131,7 @@ class CountTokens(Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
     }
     model: str
     messages: list[Turn]
-    system: str | list[Text] | None = None
+    system: str | list[Text | Image | Document] | None = None
     tools: Raw | UnsetType = UNSET
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None

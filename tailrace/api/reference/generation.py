@@ -4,47 +4,39 @@ from __future__ import annotations
 
 from tailrace.api import schema
 from tailrace.api.anthropic.schema import CountTokens, Messages
-from tailrace.api.params import COMPLETION_MAX_TOKENS, MOST, TIERS
+from tailrace.api.params import COMPLETION_MAX_TOKENS, TIERS
 from tailrace.api.reference import answers
 from tailrace.api.reference.declare import MODEL, Endpoint, Json, Parameter, differs, needed, parameters, row
+from tailrace.api.reference.schemas import (
+    BIAS,
+    CHOICE,
+    CHOICES,
+    CHOSEN,
+    COUNT,
+    FORMS,
+    IDS,
+    LABELS,
+    LIKELY,
+    LIMITS,
+    LIST,
+    MESSAGE_TOOLS,
+    OBJECT,
+    PREDICTION,
+    PROMPTS,
+    RESPONSE_TOOLS,
+    SCHEMA,
+    STOP,
+    STOPS,
+    STRUCTURED,
+    TEXT,
+    TOOLS,
+    USER,
+)
 from tailrace.api.responses.body import LOGPROBS, Create
-from tailrace.api.settings import Limits
 
-LIMITS = Limits()
 FORM: Json = {"type": "object", "properties": {"river": {"type": "string", "maxLength": 8}}, "required": ["river"]}
 TOOL: Json = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 SAY = [{"role": "user", "content": "Hello!"}]
-OBJECT: Json = {"type": "object"}
-LIST: Json = {"type": "array"}
-TEXT: Json = {"type": "string"}
-COUNT: Json = {"type": "integer", "minimum": 1, "maximum": MOST}
-STOP: Json = {
-    "anyOf": [
-        {"type": "string", "minLength": 1, "maxLength": LIMITS.stop_chars},
-        {
-            "type": "array",
-            "items": {"type": "string", "minLength": 1, "maxLength": LIMITS.stop_chars},
-            "maxItems": LIMITS.stop_strings,
-        },
-    ]
-}
-IDS: Json = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-TOOLS: Json = {"type": "array", "items": OBJECT, "maxItems": LIMITS.tools}
-CHOICE: Json = {"anyOf": [{"enum": ["none", "auto", "required"]}, OBJECT]}
-LABELS: Json = {
-    "type": "object",
-    "additionalProperties": {"type": "string", "maxLength": 512},
-    "maxProperties": 16,
-    "propertyNames": {"maxLength": 64},
-}
-BIAS: Json = {
-    "type": "object",
-    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-    "propertyNames": {"pattern": "^[0-9]+$"},
-    "maxProperties": LIMITS.logit_bias,
-}
-USER: Json = {"type": "string", "maxLength": 512}
-
 MODEL_ROW = row("a name that `GET /v1/models` lists", MODEL)
 PRIORITY = row("lower goes first; 0 where it is absent. A request that waits goes up by one every ten seconds", 5)
 USER_ROW = row("goes to the request's log line", "somebody", USER)
@@ -83,7 +75,7 @@ GENERATED: dict[str, Parameter] = {
     **SAMPLING,
     "model": MODEL_ROW,
     "include_stop_str_in_output": row("vLLM's", True),
-    "n": differs(f"choices; prompts times n are at most {LIMITS.choices}", 2, {**COUNT, "maximum": LIMITS.choices}),
+    "n": differs(f"choices; prompts times n are at most {LIMITS.choices}", 2, CHOICES),
     "stream": row("server-sent events", True),
     "stream_options": row(
         "`include_usage`; vLLM's `continuous_usage_stats`. Needs `stream`", {"include_usage": True}, stream=True
@@ -91,13 +83,13 @@ GENERATED: dict[str, Parameter] = {
     "response_format": row(
         "`text`, `json_object` or `json_schema`, which the answer is held to by a grammar",
         {"type": "json_schema", "json_schema": {"name": "river", "schema": FORM}},
-        OBJECT,
+        FORMS,
     ),
-    "guided_json": row("vLLM's: a JSON schema that the answer matches", FORM, {"type": ["object", "string"]}),
+    "guided_json": row("vLLM's: a JSON schema that the answer matches", FORM, SCHEMA),
     "guided_regex": row("vLLM's: a regular expression", "[ab]{2}", TEXT),
-    "guided_choice": row("vLLM's: one of these texts", ["yes", "no"], {"type": "array", "items": TEXT}),
+    "guided_choice": row("vLLM's: one of these texts", ["yes", "no"], CHOSEN),
     "guided_grammar": row("vLLM's: a grammar (Lark)", 'start: "a"', TEXT),
-    "structured_outputs": row("vLLM's newer name of the same", {"choice": ["yes", "no"]}, OBJECT),
+    "structured_outputs": row("vLLM's newer name of the same", {"choice": ["yes", "no"]}, STRUCTURED),
 }
 CHAT: dict[str, Parameter] = {
     **GENERATED,
@@ -105,9 +97,7 @@ CHAT: dict[str, Parameter] = {
     "messages": differs("texts only: images, sound and files are refused, and never fetched", SAY),
     "max_completion_tokens": row("the newer name of `max_tokens`", 8, COUNT),
     "logprobs": row("", True),
-    "top_logprobs": row(
-        "needs `logprobs`", 2, {"type": "integer", "minimum": 0, "maximum": LIMITS.logprobs}, logprobs=True
-    ),
+    "top_logprobs": row("needs `logprobs`", 2, LIKELY, logprobs=True),
     "tools": differs("functions only; the chat template must know tools", [TOOL], TOOLS),
     "tool_choice": row("a call that must be made is held to a grammar", "none", CHOICE, tools=[TOOL]),
     "parallel_tool_calls": row("needs `tools`", False, tools=[TOOL]),
@@ -115,7 +105,7 @@ CHAT: dict[str, Parameter] = {
     "prediction": row(
         "what is likely to be answered: the answer is the same, and sooner there",
         {"type": "content", "content": "Hi"},
-        OBJECT,
+        PREDICTION,
     ),
     "reasoning_effort": differs("where the chat template knows it; `none` where that has a switch alone", "none", TEXT),
     "chat_template_kwargs": KWARGS,
@@ -126,10 +116,10 @@ COMPLETION: dict[str, Parameter] = {
     "prompt": needed(
         f"a text, token ids, or a list of at most {LIMITS.prompts} of either",
         "Rivers",
-        {"anyOf": [TEXT, IDS, {"type": "array", "items": TEXT}, {"type": "array", "items": IDS}]},
+        PROMPTS,
     ),
     "echo": row("the prompt comes first", True),
-    "logprobs": row("", 2, {"type": "integer", "minimum": 0, "maximum": LIMITS.logprobs}),
+    "logprobs": row("", 2, LIKELY),
     "best_of": differs("1, or equal to `n`: none is thrown away", 1, {"type": "integer"}),
     "suffix": differs(
         "where the model has tokens for fill-in-the-middle, else refused; prompts are texts then", " end"
@@ -156,14 +146,14 @@ RESPONSE: dict[str, Parameter] = {
     "stream": row("server-sent events", True),
     "stream_options": row("nothing that it could say is served", {}, stream=True),
     "tools": differs(
-        "functions only: the server has no tools of its own", [{"type": "function", "name": "look"}], TOOLS
+        "functions only: the server has no tools of its own", [{"type": "function", "name": "look"}], RESPONSE_TOOLS
     ),
     "tool_choice": row("", "none", CHOICE, tools=[{"type": "function", "name": "look"}]),
     "parallel_tool_calls": row("", False, tools=[{"type": "function", "name": "look"}]),
     "max_tool_calls": row("of built-in tools, which are none", 1, COUNT),
     "text": row("`format`: as `response_format` of chats", {"format": {"type": "json_object"}}, max_output_tokens=8),
     "reasoning": differs("`effort`, where the chat template knows it", {"effort": "none"}),
-    "top_logprobs": row(f"includes `{LOGPROBS}`", 2, {"type": "integer", "minimum": 0, "maximum": LIMITS.logprobs}),
+    "top_logprobs": row(f"includes `{LOGPROBS}`", 2, LIKELY),
     "chat_template_kwargs": KWARGS,
 }
 
@@ -173,7 +163,7 @@ COUNTED: dict[str, Parameter] = {
     "model": MODEL_ROW,
     "messages": differs("texts, calls, results and thinking; the last one is the user's", SAY),
     "system": row("", "Be brief."),
-    "tools": differs("the client's own: Anthropic's are refused", [CLAUDE_TOOL], TOOLS),
+    "tools": differs("the client's own: Anthropic's are refused", [CLAUDE_TOOL], MESSAGE_TOOLS),
     "tool_choice": row("a call that must be made is held to a grammar", {"type": "none"}, tools=[CLAUDE_TOOL]),
     "thinking": differs("needs a model whose reasoning is told apart", {"type": "disabled"}),
     "output_config": row(
@@ -184,9 +174,7 @@ COUNTED: dict[str, Parameter] = {
 MESSAGE: dict[str, Parameter] = {
     **COUNTED,
     "max_tokens": row("", 8, COUNT),
-    "stop_sequences": row(
-        "", ["\n\n"], {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": LIMITS.stop_strings}
-    ),
+    "stop_sequences": row("", ["\n\n"], STOPS),
     "stream": row("server-sent events", True),
     "temperature": row("in every version of the API", 0.5, {"type": "number", "minimum": 0, "maximum": 1}),
     "top_p": row("in every version of the API", 0.9, {"type": "number", "minimum": 0, "maximum": 1}),

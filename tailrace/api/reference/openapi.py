@@ -36,6 +36,8 @@ STATUSES = {
     503: "The server cannot serve now; `retry-after` says when to try again.",
     507: "The content store is full.",
 }
+END = "[DONE]"
+"""The data of the last event, where streams have one that says so."""
 ALWAYS = (400, 431, 500, 503)
 KEYED = (401, 403)
 SENDING = (408, 413, 415, 429)
@@ -206,8 +208,21 @@ def _good(endpoint: Endpoint, refs: dict[Any, Json]) -> Json:
     else:
         content["application/json"] = {"schema": refs.get(endpoint.answer, {"type": "object"})}
     if endpoint.events is not None:
-        content["text/event-stream"] = {"schema": {"type": "string"}, "x-event": refs[endpoint.events]}
+        content["text/event-stream"] = {"schema": _event(refs[endpoint.events])}
     return {"description": HTTPStatus.OK.phrase, "content": content}
+
+
+def _event(data: Json) -> Json:
+    """One of a stream's events: what readers of such documents that know streams look for."""
+    return {
+        "type": "object",
+        "description": "One event of the stream.",
+        "properties": {
+            "event": {"type": "string"},
+            "data": {"anyOf": [{"const": END}, {"contentMediaType": "application/json", "contentSchema": data}]},
+        },
+        "required": ["data"],
+    }
 
 
 def statuses(endpoint: Endpoint, path: str) -> list[int]:

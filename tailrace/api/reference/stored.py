@@ -9,7 +9,7 @@ from tailrace.api.batches import files
 from tailrace.api.content import chats
 from tailrace.api.reference import answers
 from tailrace.api.reference.declare import Endpoint, Json, Parameter, differs, identified, parameters, queries, row
-from tailrace.api.reference.generation import LABELS
+from tailrace.api.reference.schemas import LABELS
 from tailrace.api.responses import endpoints as responses
 
 STORE = "`--content-store`"
@@ -28,7 +28,7 @@ def _form(name: str, note: str, example: object, schema: Json | None = None, *, 
 
 
 FORM = {
-    "file": _form("file", "", None, {"type": "string", "contentMediaType": "application/octet-stream"}, required=True),
+    "file": _form("file", "", None, {"contentMediaType": "application/octet-stream"}, required=True),
     "purpose": replace(
         _form("purpose", "only `batch`", "batch", {"enum": ["batch"]}, required=True), status="different"
     ),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from tailrace.api import schema, texts
-from tailrace.api.params import MOST
 from tailrace.api.reference import answers
-from tailrace.api.reference.declare import Endpoint, Json, Parameter, differs, needed, parameters, row
-from tailrace.api.reference.generation import IDS, KWARGS, LIMITS, MODEL_ROW, PRIORITY, SAY, TEXT, TOOL, TOOLS, USER_ROW
+from tailrace.api.reference.declare import Endpoint, Parameter, differs, needed, parameters, row
+from tailrace.api.reference.generation import KWARGS, MODEL_ROW, PRIORITY, SAY, TOOL, USER_ROW
+from tailrace.api.reference.schemas import COUNT, IDS, LIMITS, PROMPTS, TEXT, TOOLS
 
-COUNT: Json = {"type": "integer", "minimum": 1, "maximum": MOST}
 SHARED: dict[str, Parameter] = {
     "model": MODEL_ROW,
     "user": USER_ROW,
@@ -23,7 +22,7 @@ EMBEDDING: dict[str, Parameter] = {
     "input": needed(
         f"a text, token ids, or a list of at most {LIMITS.inputs:,} of either",
         "water",
-        {"anyOf": [TEXT, IDS, {"type": "array", "items": TEXT}, {"type": "array", "items": IDS}]},
+        PROMPTS,
     ),
     "encoding_format": row("", "base64"),
     "dimensions": differs("the model's own number, or one that it was trained to be cut to", 64),
