@@ -9,8 +9,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from tailrace.api.access import store
@@ -26,10 +26,11 @@ CHECKS = (
     "allow_header_conformance",
     "negative_data_rejection",
 )
-READS = "^/(v1/embeddings|(v[12]/)?(rerank|score)|v1/models|health.*|version)$"
+GENERATING = ["--exclude-path-regex", "^/(admin/(drain|pause|profile|sleep)|sleep)$"]
+"""All but what would end the server, stop it, or take as long as it is told to."""
+READING = ["--include-path-regex", "^/(v1/embeddings|(v[12]/)?(rerank|score)|v1/models|health.*|version)$"]
 """What a model that reads texts has of its own."""
-EXCLUDED = "^/(admin/(drain|pause|profile|sleep)|sleep)$"
-"""What would end the server, stop it, or take as long as it is told to."""
+Server = Callable[[Path], AbstractContextManager[Running]]
 
 
 @contextmanager
@@ -87,10 +88,7 @@ def main(options: list[str]) -> int:
     options = options or ["--max-examples", "400"]
     failed = False
     with tempfile.TemporaryDirectory() as place:
-        for server, scope in (
-            (generating, ["--exclude-path-regex", EXCLUDED]),
-            (reading, ["--include-path-regex", READS]),
-        ):
+        for server, scope in ((generating, GENERATING), (reading, READING)):
             with server(Path(place)) as running:
                 ended = fuzz(running, *scope, *options)
                 print(ended.stdout, ended.stderr, sep="\n")

@@ -20,9 +20,10 @@ MODEL = "MODEL"
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter. `schema`: its JSON schema, where the body's type says too little; null is always possible for what
-    is not required. `example`: a value that is accepted, or, of what is refused, one that is not; `within`: what else
-    the request then says. `only`: the values that are taken, and what is said of any other."""
+    """One parameter. `schema`: its JSON schema, where the body's type says too little, or keywords to be added to what
+    that says; null is possible wherever it is for the type. `example`: a value that is accepted, or, of what is
+    refused, one that is not; `within`: what else the request then says. `only`: the values that are taken, and what is
+    said of any other."""
 
     name: str
     note: str

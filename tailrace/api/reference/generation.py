@@ -20,9 +20,9 @@ from tailrace.api.reference.schemas import (
     LIMITS,
     LIST,
     MESSAGE_TOOLS,
+    MESSAGES,
     OBJECT,
     PREDICTION,
-    PROMPTS,
     RESPONSE_TOOLS,
     SCHEMA,
     STOP,
@@ -31,6 +31,7 @@ from tailrace.api.reference.schemas import (
     TEXT,
     TOOLS,
     USER,
+    one_or_some,
 )
 from tailrace.api.responses.body import LOGPROBS, Create
 
@@ -94,7 +95,7 @@ GENERATED: dict[str, Parameter] = {
 CHAT: dict[str, Parameter] = {
     **GENERATED,
     "max_tokens": row("the rest of the context where it is absent", 8, COUNT),
-    "messages": differs("texts only: images, sound and files are refused, and never fetched", SAY),
+    "messages": differs("texts only: images, sound and files are refused, and never fetched", SAY, MESSAGES),
     "max_completion_tokens": row("the newer name of `max_tokens`", 8, COUNT),
     "logprobs": row("", True),
     "top_logprobs": row("needs `logprobs`", 2, LIKELY, logprobs=True),
@@ -116,7 +117,7 @@ COMPLETION: dict[str, Parameter] = {
     "prompt": needed(
         f"a text, token ids, or a list of at most {LIMITS.prompts} of either",
         "Rivers",
-        PROMPTS,
+        one_or_some(LIMITS.prompts),
     ),
     "echo": row("the prompt comes first", True),
     "logprobs": row("", 2, LIKELY),
@@ -161,7 +162,7 @@ CACHE = row("taken wherever it may stand, and changes nothing: every prefix is c
 CLAUDE_TOOL: Json = {"name": "look", "input_schema": {"type": "object", "properties": {}}}
 COUNTED: dict[str, Parameter] = {
     "model": MODEL_ROW,
-    "messages": differs("texts, calls, results and thinking; the last one is the user's", SAY),
+    "messages": differs("texts, calls, results and thinking; the last one is the user's", SAY, {"minItems": 1}),
     "system": row("", "Be brief."),
     "tools": differs("the client's own: Anthropic's are refused", [CLAUDE_TOOL], MESSAGE_TOOLS),
     "tool_choice": row("a call that must be made is held to a grammar", {"type": "none"}, tools=[CLAUDE_TOOL]),

@@ -127,7 +127,9 @@ def _tell(schema: Json, endpoint: Endpoint, body: type[Body], names: tuple[str, 
         if one.place != "body" or one.nested:
             continue
         kinds = {fields[one.name].type, *get_args(fields[one.name].type)}
-        known = schema["properties"][one.name] if one.schema is None else one.schema
+        known = one.schema or {}
+        if not known.keys() & {"type", "anyOf", "enum"}:
+            known = {**schema["properties"][one.name], **known}
         nullable = not one.required and bool(kinds & {type(None), Raw})
         if one.example == MODEL:
             known = {"type": "string", "enum": list(names)}

@@ -16,8 +16,9 @@ CHOICES: Json = {"type": "integer", "minimum": 1, "maximum": LIMITS.choices}
 LIKELY: Json = {"type": "integer", "minimum": 0, "maximum": LIMITS.logprobs}
 IDS: Json = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 USER: Json = {"type": "string", "maxLength": 512}
-STRINGS: Json = {"type": "array", "items": TEXT}
-PROMPTS: Json = {"anyOf": [TEXT, IDS, STRINGS, {"type": "array", "items": IDS}]}
+SOME_TEXT: Json = {"type": "string", "minLength": 1}
+SOME_IDS: Json = {**IDS, "minItems": 1}
+MESSAGES: Json = {"minItems": 1, "maxItems": LIMITS.messages}
 NAME: Json = {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}
 LABELS: Json = {
     "type": "object",
@@ -36,6 +37,16 @@ STOPS: Json = {"type": "array", "items": STOP_TEXT, "maxItems": LIMITS.stop_stri
 STOP: Json = {"anyOf": [STOP_TEXT, STOPS]}
 
 
+def some(item: Json, most: int) -> Json:
+    """A list of one or more."""
+    return {"type": "array", "items": item, "minItems": 1, "maxItems": most}
+
+
+def one_or_some(most: int) -> Json:
+    """A text, token ids, or a list of either."""
+    return {"anyOf": [SOME_TEXT, SOME_IDS, some(SOME_TEXT, most), some(SOME_IDS, most)]}
+
+
 def _object(required: tuple[str, ...], **properties: Json) -> Json:
     return {
         "type": "object",
@@ -49,7 +60,7 @@ def _or_null(schema: Json) -> Json:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-CHOSEN: Json = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
+CHOSEN = some(SOME_TEXT, LIMITS.grammar_choices)
 SCHEMA: Json = {"type": ["object", "string"]}
 FORMS: Json = {
     "anyOf": [

@@ -6,7 +6,7 @@ from tailrace.api import schema, texts
 from tailrace.api.reference import answers
 from tailrace.api.reference.declare import Endpoint, Parameter, differs, needed, parameters, row
 from tailrace.api.reference.generation import KWARGS, MODEL_ROW, PRIORITY, SAY, TOOL, USER_ROW
-from tailrace.api.reference.schemas import COUNT, IDS, LIMITS, PROMPTS, TEXT, TOOLS
+from tailrace.api.reference.schemas import COUNT, IDS, LIMITS, TEXT, TOOLS, one_or_some
 
 SHARED: dict[str, Parameter] = {
     "model": MODEL_ROW,
@@ -22,7 +22,7 @@ EMBEDDING: dict[str, Parameter] = {
     "input": needed(
         f"a text, token ids, or a list of at most {LIMITS.inputs:,} of either",
         "water",
-        PROMPTS,
+        one_or_some(LIMITS.inputs),
     ),
     "encoding_format": row("", "base64"),
     "dimensions": differs("the model's own number, or one that it was trained to be cut to", 64),
