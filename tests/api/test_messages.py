@@ -490,6 +490,14 @@ def test_arguments_that_were_cut_off_are_what_is_complete_of_them(value: dict[st
         assert told_of(cut) == jiter.from_json(cut.encode(), partial_mode=True)
 
 
+def test_a_system_prompt_alone_is_no_conversation(quick: Running) -> None:
+    body = {"model": "stand", "messages": [], "system": "Be brief."}
+    for path, more in (("/v1/messages", {"max_tokens": 4}), ("/v1/messages/count_tokens", {})):
+        refused = quick.post(path, {**body, **more})
+        assert refused.status_code == 400
+        assert "messages is empty" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("block", [{"text": "a"}, {"type": "image", "source": {}}])
 def test_a_system_prompt_is_blocks_of_text(quick: Running, block: dict[str, Any]) -> None:
     body = {"model": "stand", "max_tokens": 4, "messages": [{"role": "user", "content": "a"}], "system": [block]}

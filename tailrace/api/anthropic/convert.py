@@ -133,6 +133,8 @@ def _choice(choice: ToolChoice | None, tools: list[dict[str, Any]] | None) -> tu
 def messages_of(body: CountTokens) -> list[openai.Message]:
     """The conversation, as chats have it: what tools gave becomes messages of its own, and neighbours of one role are
     one message, since templates want them to alternate. Raises InvalidInput."""
+    if not body.messages:
+        raise InvalidInput("messages is empty: give at least one", param="messages")
     made: list[openai.Message] = []
     if body.system:
         made.append(_system(body.system, "system"))
@@ -144,7 +146,7 @@ def messages_of(body: CountTokens) -> list[openai.Message]:
             made += _user(turn, where)
         else:
             made.append(_assistant(turn, where))
-    if body.messages and body.messages[-1].role == "assistant":
+    if body.messages[-1].role == "assistant":
         raise unsupported("messages", "must not end with the assistant: the beginning of an answer cannot be given")
     return _joined(made)
 
