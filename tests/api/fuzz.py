@@ -68,7 +68,8 @@ def fuzz(server: Running, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--no-color"]
     command += ["--checks", ",".join(CHECKS), "--generation-database", "none", "--warnings", "off"]
     command += ["--header", f"Authorization: Bearer {server.key or 'none'}", "--request-timeout", "300"]
-    return subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as place:  # it keeps what it has found where it is started
+        return subprocess.run([*command, *options], cwd=place, capture_output=True, text=True, check=False)
 
 
 def answers(server: Running) -> dict[str, int]:
