@@ -21,14 +21,15 @@ from agents.models.interface import Model
 from conftest import Place
 from openai import AsyncOpenAI
 from openai.types.responses import ResponseTextDeltaEvent
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 set_tracing_disabled(True)
 
 
 class Person(BaseModel):
-    """A person."""
+    """A person, and nothing else: with more properties allowed a small model goes on and on."""
 
+    model_config = ConfigDict(extra="forbid")
     name: str = Field(max_length=20)
     age: int = Field(ge=0, le=120)
 

@@ -9,12 +9,13 @@ import pytest
 from conftest import Place
 from instructor import Mode
 from instructor.core.exceptions import IncompleteOutputException, InstructorRetryException
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Person(BaseModel):
-    """A person."""
+    """A person, and nothing else: with more properties allowed a small model goes on and on."""
 
+    model_config = ConfigDict(extra="forbid")
     name: str = Field(max_length=20)
     age: int = Field(ge=0, le=120)
 
@@ -29,7 +30,7 @@ def client_of(server: Place, mode: Mode) -> instructor.Instructor:
 @pytest.mark.parametrize("mode", [Mode.TOOLS, Mode.JSON_SCHEMA])
 def test_a_model_comes_out(server: Place, mode: Mode) -> None:
     client = client_of(server, mode)
-    options = {"model": server.model, "messages": ASKED, "max_tokens": 120, "max_retries": 0}
+    options = {"model": server.model, "messages": ASKED, "max_tokens": 120, "temperature": 0, "max_retries": 0}
     person, raw = client.chat.completions.create_with_completion(response_model=Person, **options)
     assert isinstance(person, Person)
     assert raw.usage.completion_tokens > 0
@@ -37,7 +38,7 @@ def test_a_model_comes_out(server: Place, mode: Mode) -> None:
 
 @pytest.mark.parametrize("mode", [Mode.TOOLS, Mode.JSON_SCHEMA])
 def test_a_model_grows_as_it_is_streamed(server: Place, mode: Mode) -> None:
-    options = {"model": server.model, "messages": ASKED, "max_tokens": 120}
+    options = {"model": server.model, "messages": ASKED, "max_tokens": 120, "temperature": 0}
     *_, last = client_of(server, mode).chat.completions.create_partial(response_model=Person, **options)
     assert Person.model_validate(last.model_dump())
 
@@ -56,7 +57,7 @@ def test_any_object_is_validated_by_the_client(server: Place, mode: Mode) -> Non
 
 def test_responses(server: Place) -> None:
     client = client_of(server, Mode.RESPONSES_TOOLS)
-    person = client.responses.create(model=server.model, input="Invent a person.", response_model=Person)
+    person = client.responses.create(model=server.model, input="Invent a person.", temperature=0, response_model=Person)
     assert isinstance(person, Person)
 
 

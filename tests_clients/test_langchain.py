@@ -12,7 +12,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 
 @tool
@@ -22,8 +22,9 @@ def weather(city: Literal["Oslo", "Bern"]) -> str:
 
 
 class Person(BaseModel):
-    """A person."""
+    """A person, and nothing else: with more properties allowed a small model goes on and on."""
 
+    model_config = ConfigDict(extra="forbid")
     name: str = Field(max_length=20)
     age: int = Field(ge=0, le=120)
 

@@ -10,12 +10,13 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Person(BaseModel):
-    """A person."""
+    """A person, and nothing else: with more properties allowed a small model goes on and on."""
 
+    model_config = ConfigDict(extra="forbid")
     name: str = Field(max_length=20)
     age: int = Field(ge=0, le=120)
 
