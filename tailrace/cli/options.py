@@ -156,7 +156,7 @@ SERVE = Declaration(
                "and others (docs/keys.md); may be repeated.", _CAPACITY, many=True, metavar="NAME=NUMBER"),
         Option("--threads", int, "Compute threads. Default: one a core.", _COMPUTE),
         Option("--kernels", str, "Instruction path. Default: the best that this machine has.", _COMPUTE,
-               choices=("portable", "avx2", "avx512", "amx", "neon", "dotprod")),
+               choices=("portable", "avx2", "avx512", "avx512bf16", "amx", "neon", "dotprod")),
         Option("--kv-dtype", str, "How keys and values are kept: bf16, fp16, int8, int4, or the bits of keys and of "
                "values, as in k8v4.", _COMPUTE, "bf16", metavar="TYPE"),
         Option("--kv-dtype-skip", str, "Layers that keep them as bf16 all the same, counted from 0: 0,1 or 0-3,29.",

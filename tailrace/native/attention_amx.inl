@@ -20,18 +20,15 @@ struct BF16Products {
 #define TR_LOAD(T, p, stride) asm volatile("tileloadd (%0,%1,1), %%tmm" #T : : "r"(p), "r"(size_t(stride)) : "memory")
 #define TR_FOUR(OP) OP(0) OP(1) OP(2) OP(3)
 
-// Brings a piece closer: its pages lie apart, so the core does not see them coming.
+// Brings a whole piece closer: its pages lie apart, so the core does not see them coming.
 inline void fetch_piece(const PieceAt &piece, int head_dim) {
     for (int64_t page = 0; page < piece.pages; page++)
-        for (int64_t i = 0; i < head_dim * PAGE; i += 32) {
-            __builtin_prefetch(piece.keys[page] + i, 0, 3);
-            __builtin_prefetch(piece.values[page] + i, 0, 3);
-        }
+        for (const uint16_t *block : {piece.keys[page], piece.values[page]})
+            for (int64_t i = 0; i < head_dim * PAGE; i += 32) __builtin_prefetch(block + i, 0, 3);
 }
 
 // s[page][16 rows][16 positions] = q . key, for a whole piece's pages; those past `pages` are left alone.
-inline void page_scores(const uint16_t *q, int64_t, int head_dim, const uint16_t *const *keys, int64_t pages, const PieceAt *ahead, float *s) {
-    if (ahead) fetch_piece(*ahead, head_dim);
+inline void page_scores(const uint16_t *q, int64_t, int head_dim, const uint16_t *const *keys, int64_t pages, const PieceAt *, float *s) {
 #define TR_OP(P)               \
     if (P < pages) {           \
         TR_LOAD(5, keys[P] + d * PAGE, 64); \

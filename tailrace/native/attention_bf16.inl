@@ -45,7 +45,8 @@ inline F f_exp2(F x) {
 inline void store_bf16(uint16_t *p, F a) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), (__m256i)_mm512_cvtneps_pbh(a.v)); }
 
 // The queries of one task, as tiles take them, in units of log2(e): [rows, padded to whole tiles][head_dim] bf16.
-inline void gather_bf16(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t first, int64_t count, uint16_t *q, int64_t *lo, int64_t *hi) {
+inline void gather_bf16(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t first, int64_t count, uint16_t *q, int64_t *lo,
+                        int64_t *hi) {
     const int group = a.heads / a.kv_heads;
     const F scale = f_set1(a.scale * 1.44269504f);
     int64_t row = 0;
@@ -108,10 +109,14 @@ inline void piece_bf16(const AttentionArgs &a, const Pages &pages, const uint16_
     page_outputs(weights, rows, a.head_dim, at.values, count, ahead, o);
 }
 
+// A piece of a sequence that ends at `end`; none from `pieces` on.
+inline PieceAt piece_at(const Pages &pages, int64_t piece, int64_t pieces, int64_t end) {
+    return {pages, piece * PIECE_PAGES, piece < pieces ? (end + PAGE - 1) / PAGE : 0};
+}
+
 // What is read after the piece before `piece`: that piece, or, where the task ends with `pieces`, what comes behind it.
 inline PieceAt piece_ahead(const AttentionArgs &a, const Pages &pages, int64_t piece, int64_t pieces, int64_t end) {
-    if (piece < pieces) return {pages, piece * PIECE_PAGES, (end + PAGE - 1) / PAGE};
-    if (!a.ahead.table) return {pages, 0, 0};
+    if (piece < pieces || !a.ahead.table) return piece_at(pages, piece, pieces, end);
     return {Pages{a, a.ahead.table, a.ahead.kv_head}, a.ahead.page, a.ahead.end};
 }
 
@@ -140,9 +145,13 @@ void attend_bf16(const AttentionArgs &a, const Sequence &s, int kv_head, int64_t
     Running running[MAX_ROWS / PAGE];
     for (int64_t r = 0; r < rows; r += PAGE) running[r / PAGE].clear(rows - r < PAGE ? rows - r : PAGE, t.result + r * dim, dim);
     const BF16Products products;
+    const bool few = rows <= PAGE; // they read memory rather than the cache
     float piece_max[2 * LANES] = {}, piece_sum[2 * LANES] = {};
-    for (int64_t p = lo[0] / SPLIT; p * SPLIT < end; p++) {
-        const PieceAt ahead = piece_ahead(a, pages, p + 1, (end + SPLIT - 1) / SPLIT, end);
+    const int64_t pieces = (end + SPLIT - 1) / SPLIT;
+    if (few) fetch_piece(piece_at(pages, lo[0] / SPLIT, pieces, end), dim);
+    for (int64_t p = lo[0] / SPLIT; p < pieces; p++) {
+        const PieceAt ahead = piece_ahead(a, pages, p + 1, pieces, end);
+        if (few) fetch_piece(piece_at(pages, p + 1, pieces, end), dim);
         for (int64_t r = 0; r < rows; r += PAGE) {
             const int64_t n = rows - r < PAGE ? rows - r : PAGE;
             piece_bf16(a, pages, t.q + r * dim, n, p, lo + r, hi + r, r == 0 ? &ahead : nullptr, piece_max, piece_sum, t.piece);
@@ -164,8 +173,10 @@ void attend_pieces_bf16(const AttentionArgs &a, const Sequence &s, int kv_head, 
     gather_bf16(a, s, kv_head, query, 1, t.q, lo, hi);
     const Pages pages{a, s.table, kv_head};
     const BF16Products products;
+    fetch_piece(piece_at(pages, from, to, hi[0]), dim);
     for (int64_t p = from; p < to; p++) {
         const PieceAt ahead = piece_ahead(a, pages, p + 1, to, hi[0]);
+        fetch_piece(piece_at(pages, p + 1, to, hi[0]), dim);
         for (int64_t r = 0; r < group; r += PAGE) {
             const int64_t n = group - r < PAGE ? group - r : PAGE;
             piece_bf16(a, pages, t.q + r * dim, n, p, lo + r, hi + r, r == 0 ? &ahead : nullptr, max, sum, t.piece);

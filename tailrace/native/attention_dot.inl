@@ -10,6 +10,8 @@ struct BF16Products {
     BF16Products() {}
 };
 
+inline void fetch_piece(const PieceAt &, int) {} // `dot_scores` and `dot_outputs` do so as they go
+
 constexpr int DOT_ROWS = 6; // rows whose sums with four vectors are in registers together
 
 // One pair of bf16 in every lane.
@@ -19,8 +21,9 @@ inline __m512bh pair_of(const uint16_t *p) {
     return (__m512bh)_mm512_set1_epi32(both);
 }
 
-// The same number of bytes of a piece to come as is read of this one, a line for a line, so that memory is never asked for more than
-// it can take in. FETCH: whether there is such a piece; it may have fewer pages, or more.
+// A piece to come is fetched while this one is multiplied, a few lines at a time, so that memory is never asked for more than it can
+// take in: its keys with this one's keys; with the values of each page of this one those of the same page of it. FETCH: whether
+// there is such a piece. It may have fewer pages, or more.
 template <int PAGES> struct Lines {
     const uint16_t *at[PAGES];
     Lines(const uint16_t *const *next, int64_t pages, const uint16_t *none) {

@@ -24,7 +24,7 @@ bool cpu_has(const std::string &name) {
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && cpu_has("avx2");
     if (name == "avx512bf16") return cpu_has("avx512") && __builtin_cpu_supports("avx512bf16");
-    if (name == "amx") return cpu_has("avx512") && amx_permitted();
+    if (name == "amx") return cpu_has("avx512bf16") && amx_permitted();
 #elif defined(__aarch64__)
     if (name == "neon") return true; // part of the architecture
 #if defined(__ARM_FEATURE_DOTPROD)

@@ -111,7 +111,11 @@ float signed_rounds(const uint8_t *data, int64_t rounds) {
 #else
 #define TR_HOW(text) text
 #endif
+#if defined(TR_DOT_BF16)
+#define TR_BF16 "vpslld and vpand widen once for 6 rows, then vfmadd of 16 (only attention multiplies pairs of bf16)"
+#else
 #define TR_BF16 TR_HOW("vpslld and vpand widen once for 6 rows, then vfmadd of 16 (this build uses no bf16 dot product)")
+#endif
 #define TR_FP16 TR_HOW("vcvtph2ps widens once for 6 rows, then vfmadd of 16")
 #define TR_FP32 TR_HOW("vfmadd of 16")
 #define TR_SMALL TR_HOW("vpdpbusd of 64")

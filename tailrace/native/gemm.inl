@@ -11,7 +11,10 @@ using namespace tailrace;
 
 #if defined(TR_AVX512)
 constexpr int INT_ROWS = 8, FLOAT_ROWS = 6;
+#if defined(TR_DOT_BF16) && !defined(TR_AMX)
+#define TR_PANELS // measured on Zen 5 only, which unpacks beside its products; where one port does both, it would cost
 constexpr int PANEL_ROWS = 6, PANEL_TILES = 2; // whose sums are in registers together, where there are many rows
+#endif
 #else
 constexpr int INT_ROWS = 4, FLOAT_ROWS = 3;
 #endif
@@ -175,10 +178,12 @@ __attribute__((noinline)) void rows_int(const Packed &w, int64_t tile, const uin
     for (int r = 0; r < R; r++) write_out(out, to + r, acc[r]);
 }
 
-#if defined(TR_AVX512)
+#if defined(TR_PANELS)
 // R rows and two tiles, `tile` and the one `other` behind it: what is loaded of the one or the other is used more than once, and there are sums enough to
 // keep the multipliers busy. `fetch`: the weights come from memory. The same operations in the same order as in `rows_int`.
-template <Quants Q, int R> __attribute__((noinline)) void panel_int(const Packed &w, int64_t tile, int64_t other, bool fetch, const Quantised &x, int64_t row, const Output &out, int64_t to) {
+template <Quants Q, int R>
+__attribute__((noinline)) void panel_int(const Packed &w, int64_t tile, int64_t other, bool fetch, const Quantised &x, int64_t row, const Output &out,
+                                         int64_t to) {
     constexpr int T = PANEL_TILES, BLOCKS = 32 / Q.block, GROUPS = Q.block / 4;
     const int64_t place = x.at(row, 0), apart = other * int64_t(w.tile_bytes());
     int64_t rows[R]; // where their blocks lie, from the first one's
@@ -307,7 +312,7 @@ template <class Call> inline void with_quants(const Quants &quants, Call &&call)
 void gemm_int(const Packed &w, int64_t tile, int64_t tiles, const Quantised &x, int64_t row0, int64_t rows, const Output &out, uint8_t *scratch) {
     with_quants(w.quants, [&]<Quants Q>() {
         int64_t t = 0;
-#if defined(TR_AVX512) && !defined(TR_AMX)
+#if defined(TR_PANELS)
         const int64_t half = rows > UNPACK_ROWS ? tiles / PANEL_TILES : 0;
         for (; t < half; t++)
             for (int64_t r = 0, runs = (rows + PANEL_ROWS - 1) / PANEL_ROWS; r < rows; runs--) {

@@ -92,10 +92,10 @@ constexpr int64_t GROUPED_ROWS = 12; // rows from which blocks lie in groups: fr
 TR_INLINE int64_t group_of(int64_t rows) { return rows >= GROUPED_ROWS ? LANES : 1; }
 
 struct Output {
-    float *data;         // [rows, ld], at the first row and the tile's first column
+    float *data;          // [rows, ld], at the first row and the first tile's first column
     int64_t ld;
-    const float *bias;   // the tile's sixteen, or null
-    bool accumulate;     // add to what is there (residual)
+    const float *bias;    // sixteen for each tile, or null
+    bool accumulate;      // add to what is there (residual)
     int64_t next = LANES; // floats from one tile's first column to the next one's
     TR_INLINE Output of(int64_t tile) const { return {data + tile * next, ld, bias ? bias + tile * LANES : nullptr, accumulate, next}; }
 };
@@ -209,8 +209,9 @@ constexpr size_t PEAK_DATA = 4096;
 
 struct Kernels {
     const char *name;
-    // scratch: 16 * w.k bytes (the quants of one tile, a byte each)
-    void (*gemm_int)(const Packed &w, int64_t tile, int64_t tiles, const Quantised &x, int64_t row0, int64_t rows, const Output &out, uint8_t *scratch);
+    // `tiles` tiles from `tile` on. scratch: 16 * w.k bytes (the quants of one tile, a byte each)
+    void (*gemm_int)(const Packed &w, int64_t tile, int64_t tiles, const Quantised &x, int64_t row0, int64_t rows, const Output &out,
+                     uint8_t *scratch);
     // One row and `count` tiles of matrices like w, `side` at a time (at most `streams` and one): out[i] gets the sixteen of tile i.
     void (*row_int)(const Packed &w, int64_t count, int64_t side, const uint8_t *const *tiles, const Quantised &x, int64_t row, float *const *out);
     int streams; // runs of tiles that one row is best multiplied with side by side; 1: one after the other

@@ -44,8 +44,8 @@ FASTER = dict.fromkeys(INTEGER, "amx_int8")
 """Kinds whose sums are exact, so that a product may take whichever instructions are the fastest. What is there for bf16
 rounds differently from what the kernels promise, and counts for nothing, but in attention of builds that promise it."""
 
-PAIRED = {"avx512bf16": "bf16_dot", "amx": "amx_bf16"}
-"""Instructions that multiply pairs of bf16, by the kernel build that attends with them."""
+PAIRED = {"avx512bf16": ("bf16_dot",), "amx": ("bf16_dot", "amx_bf16")}
+"""Instructions that multiply pairs of bf16, by the kernel builds that attend so."""
 
 TILE_ROWS = 16
 """Rows that AMX multiplies in the time of one."""
@@ -108,15 +108,17 @@ def bounds_of(row: Row, ceilings: Ceilings, cold: Cold) -> Bounds:
 
 def _arithmetic(kind: str, multiply_adds: float, rows: int, ceilings: Ceilings) -> Bound:
     """What so many multiply-adds take at least, and the instructions that would do it."""
-    threads, faster = ceilings.machine.threads, FASTER.get(kind)
+    threads, there = ceilings.machine.threads, ceilings.kinds(ceilings.machine.threads)
+    kinds = [kind.removesuffix(PAIRS), *filter(None, [FASTER.get(kind)])]
     if kind.endswith(PAIRS):
-        paired = PAIRED.get(ceilings.machine.kernels)
-        kind = paired if paired in ceilings.kinds(threads) else kind.removesuffix(PAIRS)
-    bounds = [Bound(kind, multiply_adds / ceilings.multiply_adds(kind, threads))]
-    if faster is not None and faster in ceilings.kinds(threads):
-        tiles = -(-rows // TILE_ROWS) * TILE_ROWS
-        bounds.append(Bound(faster, multiply_adds * tiles / rows / ceilings.multiply_adds(faster, threads)))
-    return min(bounds, key=lambda bound: bound.seconds)
+        kinds += PAIRED.get(ceilings.machine.kernels, ())
+    whole = -(-rows // TILE_ROWS) * TILE_ROWS / rows
+    needs = (
+        Bound(k, multiply_adds * (whole if k.startswith("amx_") else 1) / ceilings.multiply_adds(k, threads))
+        for k in kinds
+        if k in there
+    )
+    return min(needs, key=lambda bound: bound.seconds)
 
 
 def measure_roofline(
@@ -227,7 +229,8 @@ def rows_of(parts: Parts, shape: Shape) -> list[Row]:
     if parts.attentions:
         spec = parts.attentions[0]
         heads = f"{spec.heads}/{spec.kv_heads} heads of {spec.head_dim}"
-        rows.append(Row("attention", heads, len(parts.attentions), parts.attention(shape), shape.rows))
+        count = shape.count * spec.heads // spec.kv_heads  # that see the same keys and values
+        rows.append(Row("attention", heads, len(parts.attentions), parts.attention(shape), count))
     rows.append(Row("row by row", "norms, ropes ...", 1, parts.elementwise(shape), shape.rows))
     rows.append(Row("sampling", f"of {parts.vocab}", 1, parts.sampling(shape), shape.wanted))
     return rows

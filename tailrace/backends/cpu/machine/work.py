@@ -32,10 +32,10 @@ WIDENED_ROWS = 6
 """(query, head) rows above which attention widens keys and values to float32 once for all of them."""
 
 PAIRS = "_pairs"
-"""What the kind of attention's multiply-adds ends with where a build with instructions for pairs of bf16 uses them."""
+"""Ends the kind of attention's multiply-adds where builds that multiply pairs of bf16 would do so."""
 
 PAIRED_DIMS = 32
-"""Head sizes that are multiples of it are such."""
+"""They do so for head sizes that are multiples of it."""
 
 
 @dataclass(frozen=True)
