@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tailrace.models import Model, load_model, open_checkpoint
-from tailrace.models.adapters import read_adapter
+from tailrace.models.adapters import PROJECTIONS, read_adapter
 from tailrace.terms import ModelError
 from tests.models import random_llama, random_lora
 
@@ -61,6 +61,18 @@ def test_the_scale_is_what_peft_makes_of_the_configuration(
     ).adapter.parts
     assert parts[f"{Q}.weight"].scale == pytest.approx(q)
     assert parts["model.layers.1.self_attn.k_proj.weight"].scale == pytest.approx(other)
+
+
+def test_a_gguf_models_weights_go_by_the_same_names(smollm2: Path, tmp_path: Path) -> None:
+    model = load_model(open_checkpoint(smollm2), max_context=64)
+    found = read_adapter(random_lora.make(tmp_path, model, 1, rank=2), model).adapter.parts
+    tensors = random_lora.tensors(model, 1, rank=2)
+    assert len(found) == 7 * len(model.layers)
+    for number in (0, 29):
+        for name, block in PROJECTIONS.items():
+            module = f"base_model.model.model.layers.{number}.{block}.{name}_proj"
+            part = found[getattr(model.layers[number], name).name]
+            assert np.array_equal(part.b, tensors[f"{module}.lora_B.weight"])
 
 
 def test_modules_may_have_ranks_of_their_own(model: Model, tmp_path: Path) -> None:
