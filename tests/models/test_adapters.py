@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -200,3 +201,22 @@ def test_files_that_are_missing_or_damaged_are_named(model: Model, tmp_path: Pat
     config.mkdir()
     with pytest.raises(ModelError, match="cannot be read"):
         read_adapter(folder, model)
+
+
+def test_nothing_is_ever_unpickled(model: Model, tmp_path: Path) -> None:
+    touched = tmp_path / "touched"
+
+    class Touch:
+        def __reduce__(self) -> tuple[object, tuple[Path]]:
+            return Path.touch, (touched,)
+
+    folder = random_lora.make(tmp_path / "a", model, 1)
+    weights = folder / "adapter_model.safetensors"
+    for name in ("adapter_model.safetensors", "adapter_model.bin"):
+        weights.unlink(missing_ok=True)
+        (folder / name).write_bytes(pickle.dumps(Touch()))
+        with pytest.raises(ModelError, match=r"adapter_model\.safetensors"):
+            read_adapter(folder, model)
+    assert not touched.exists()
+    pickle.loads((folder / "adapter_model.bin").read_bytes())
+    assert touched.exists()
