@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from tailrace.models.adapters import PROJECTIONS
 RANK, MANY, CONTEXT = 16, 8, 128
 
 
-def adapter(model: Model, seed: int, targets: Sequence[str] = PROJECTIONS) -> Adapter:
+def adapter(model: Model, seed: int, targets: Iterable[str] = PROJECTIONS) -> Adapter:
     """One with random numbers."""
     rng = np.random.default_rng(seed)
 

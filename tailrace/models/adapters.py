@@ -35,8 +35,12 @@ MAX_BYTES = 4 << 30
 PREFIX = "base_model.model."
 """What PEFT puts before the names of the model's own modules."""
 HALVES = {".lora_A.weight": "A", ".lora_B.weight": "B"}
-PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
-"""The weights of a layer that an adapter can be of, by their names in `decoder.Layer`."""
+PROJECTIONS = {
+    **dict.fromkeys(("q", "k", "v", "o"), "self_attn"),
+    **dict.fromkeys(("gate", "up", "down"), "mlp"),
+}
+"""The weights of a layer that an adapter can be of, by their names in `decoder.Layer`, with the part of the layer in
+which Hugging Face has them."""
 
 READ = ("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
 """Fields that say what is computed."""
@@ -69,15 +73,21 @@ def read_adapter(folder: Path, model: Model) -> ReadAdapter:
     fields = Fields(str(folder / CONFIG), parse_object(folder / CONFIG, config))
     _check(fields)
     tensors = parse_safetensors(folder / WEIGHTS, weights)
-    shapes = {
-        weight.name.removesuffix(".weight"): weight.shape
-        for layer in model.layers
-        for weight in (getattr(layer, name) for name in PROJECTIONS)
+    weights_of = {
+        f"model.layers.{number}.{block}.{name}_proj": getattr(layer, name)
+        for number, layer in enumerate(model.layers)
+        for name, block in PROJECTIONS.items()
     }
-    parts = {
-        f"{module}.weight": _part(fields, folder / WEIGHTS, module, halves, shapes)
-        for module, halves in sorted(_by_module(folder / WEIGHTS, tensors).items())
-    }
+    parts = {}
+    for module, halves in sorted(_by_module(folder / WEIGHTS, tensors).items()):
+        weight = weights_of.get(module)
+        if weight is None:
+            raise ModelError(
+                f"{folder / WEIGHTS}: the adapter is of {module}, which is not supported: it can be of the projections "
+                f"of a layer's attention and MLP ({', '.join(f'{name}_proj' for name in PROJECTIONS)}) that this model "
+                "has"
+            )
+        parts[weight.name] = _part(fields, folder / WEIGHTS, module, halves, weight.shape)
     if not parts:
         raise ModelError(f"{folder / WEIGHTS}: there are no tensors, so the adapter changes nothing")
     return ReadAdapter(Adapter(parts), digest, max(len(part.a) for part in parts.values()))
@@ -128,15 +138,7 @@ def _by_module(path: Path, tensors: dict[str, MappedWeight]) -> dict[str, dict[s
     return modules
 
 
-def _part(
-    fields: Fields, path: Path, module: str, halves: dict[str, MappedWeight], shapes: dict[str, tuple[int, ...]]
-) -> LowRank:
-    shape = shapes.get(module)
-    if shape is None:
-        raise ModelError(
-            f"{path}: the adapter is of {module}, which is not supported: it can be of the projections of a layer's "
-            f"attention and MLP ({', '.join(f'{name}_proj' for name in PROJECTIONS)}) that this model has"
-        )
+def _part(fields: Fields, path: Path, module: str, halves: dict[str, MappedWeight], shape: tuple[int, ...]) -> LowRank:
     rank = int(_patterned(fields, "rank_pattern", module, fields.count("r", most=MAX_RANK), most=MAX_RANK))
     alpha = _patterned(fields, "alpha_pattern", module, fields.number("lora_alpha", zero=True))
     scale = alpha / (sqrt(rank) if fields.flag("use_rslora", False) else rank)

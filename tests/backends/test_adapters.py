@@ -176,6 +176,26 @@ def test_decoding_side_by_side_changes_no_bit(
     assert np.array_equal(backend.run(step).logits, np.stack([truth[number] for number in order]))
 
 
+def test_a_real_model_has_the_same_bits_in_chunks_and_one_by_one(smollm2: Path, tmp_path: Path) -> None:
+    """Its products are large enough to be cut among threads in every way."""
+    model = load_model(open_checkpoint(smollm2), max_context=LENGTH)
+    found = [read_adapter(random_lora.make(tmp_path / str(s), model, s, rank=16), model).adapter for s in (1, 2)]
+    backend = cpu(model, found)
+    plain, truth = logits(backend, -1), logits(backend, 0)
+    assert np.abs(truth - plain).max() > 0.1 * np.abs(plain).max()
+    assert np.array_equal(logits(backend, 0, chunk=1, first=PAGES), truth)
+    parts = [(PROMPT[:LENGTH], 0, range(at * PAGES, (at + 1) * PAGES)) for at in range(4)]
+    step = batch(parts, [at * LENGTH + LENGTH - 1 for at in range(4)])
+    step.adapters = np.array([1, 0, -1, 0], np.int32)
+    together = backend.run(step).logits
+    assert together is not None
+    assert np.array_equal(together[1:], np.stack([truth[-1], plain[-1], truth[-1]]))
+    one = [(PROMPT[LENGTH - 1 : LENGTH], LENGTH - 1, range(at * PAGES, (at + 1) * PAGES)) for at in range(4)]
+    step = batch(one, range(4))
+    step.adapters = np.array([1, 0, -1, 0], np.int32)
+    assert np.array_equal(backend.run(step).logits, together)
+
+
 def test_numbers_that_bf16_cannot_hold_are_rounded_to_it(adapters: dict[str, list[Adapter]]) -> None:
     rng = np.random.default_rng(0)
     model = model_of("llama")

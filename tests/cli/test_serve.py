@@ -48,6 +48,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
         "--keys", "keys.json", "--admin-key-file", str(tmp_path / "admin"), "--tls-cert", "c.pem", "--tls-key", "k.pem",
         "--cors-origin", "https://a.test", "--cors-origin=*", "--unknown-parameters", "warn", "--log-prompts",
         "--limit", "choices=4", "--limit", "body_bytes=1000",
+        "--lora", "a=x/y", "--lora", "b=z=z", "--lora-dir", "loras", "--max-loras", "3",
     )  # fmt: skip
     assert (made.host, made.port, made.api_keys, made.served_names) == ("::1", 0, ("a", "b"), ("x",))
     assert (made.kv_tokens, made.max_context, made.step_tokens) == (64, 32, 16)
@@ -57,6 +58,8 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
         assert (one.kv_dtype, one.kv_dtype_skip) == ("k8v4", "0,1")
     assert (made.kv_policy, made.kv_ttl, made.kv_tenant_share) == ("ttl", 90, 0.5)
     assert made.quantize == made.engine().quantize == "int4"
+    assert (made.loras, made.lora_dir, made.max_loras) == ((("a", "x/y"), ("b", "z=z")), "loras", 3)
+    assert made.engine().max_loras == 3
     for one in (made, made.engine()):
         assert (one.kv_events, one.kv_events_replay) == ("tcp://[::1]:1", "tcp://[::1]:2")
         assert one.kv_events_key == "keys.toml"
@@ -78,6 +81,12 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
 def test_a_limit_that_is_none_is_refused_with_those_that_are(text: str) -> None:
     with pytest.raises(InvalidInput, match="--limit is NAME=NUMBER with one of body_bytes, choices"):
         settings("--limit", text)
+
+
+@pytest.mark.parametrize("text", ["a", "a=", "=x", ""])
+def test_an_adapter_is_a_name_and_a_path(text: str) -> None:
+    with pytest.raises(InvalidInput, match="--lora is NAME=PATH"):
+        serve.adapters([text])
 
 
 @pytest.mark.parametrize(

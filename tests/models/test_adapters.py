@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from tailrace.models import Model, load_model, open_checkpoint
-from tailrace.models.adapters import read_adapter
+from tailrace.models.adapters import PROJECTIONS, read_adapter
 from tailrace.terms import ModelError
 from tests.models import random_llama, random_lora
 
@@ -61,6 +62,18 @@ def test_the_scale_is_what_peft_makes_of_the_configuration(
     ).adapter.parts
     assert parts[f"{Q}.weight"].scale == pytest.approx(q)
     assert parts["model.layers.1.self_attn.k_proj.weight"].scale == pytest.approx(other)
+
+
+def test_a_gguf_models_weights_go_by_the_same_names(smollm2: Path, tmp_path: Path) -> None:
+    model = load_model(open_checkpoint(smollm2), max_context=64)
+    found = read_adapter(random_lora.make(tmp_path, model, 1, rank=2), model).adapter.parts
+    tensors = random_lora.tensors(model, 1, rank=2)
+    assert len(found) == 7 * len(model.layers)
+    for number in (0, 29):
+        for name, block in PROJECTIONS.items():
+            module = f"base_model.model.model.layers.{number}.{block}.{name}_proj"
+            part = found[getattr(model.layers[number], name).name]
+            assert np.array_equal(part.b, tensors[f"{module}.lora_B.weight"])
 
 
 def test_modules_may_have_ranks_of_their_own(model: Model, tmp_path: Path) -> None:
@@ -188,3 +201,22 @@ def test_files_that_are_missing_or_damaged_are_named(model: Model, tmp_path: Pat
     config.mkdir()
     with pytest.raises(ModelError, match="cannot be read"):
         read_adapter(folder, model)
+
+
+def test_nothing_is_ever_unpickled(model: Model, tmp_path: Path) -> None:
+    touched = tmp_path / "touched"
+
+    class Touch:
+        def __reduce__(self) -> tuple[object, tuple[Path]]:
+            return Path.touch, (touched,)
+
+    folder = random_lora.make(tmp_path / "a", model, 1)
+    weights = folder / "adapter_model.safetensors"
+    for name in ("adapter_model.safetensors", "adapter_model.bin"):
+        weights.unlink(missing_ok=True)
+        (folder / name).write_bytes(pickle.dumps(Touch()))
+        with pytest.raises(ModelError, match=r"adapter_model\.safetensors"):
+            read_adapter(folder, model)
+    assert not touched.exists()
+    pickle.loads((folder / "adapter_model.bin").read_bytes())
+    assert touched.exists()
