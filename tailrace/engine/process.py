@@ -225,9 +225,14 @@ class Serving:
         self._leaving = True
         self._inbox.put(None)
 
-    def run(self) -> None:
-        """Until stopped, or drained. The first heartbeat tells the counters from which this engine starts."""
+    def begin(self, ready: Ready) -> None:
+        """Says that it may be asked. Before that a heartbeat tells the counters from which this engine starts, so whoever
+        asks for them at once is told them."""
         self.send(self._heartbeat())
+        self.send(ready)
+
+    def run(self) -> None:
+        """Until stopped, or drained."""
         beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         beats.start()
         threading.Thread(target=self._read, name="reader", daemon=True).start()
@@ -392,7 +397,7 @@ def main() -> int:
         signal.signal(signal.SIGTERM, on_term)
         gc.freeze()  # what start-up made stays: later collections need not look at it
         gc.enable()
-        serving.send(ready_message(spec, loaded, laps))
+        serving.begin(ready_message(spec, loaded, laps))
         loaded.core.settle()
         serving.run()
         if serving.sleepy:

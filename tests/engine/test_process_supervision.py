@@ -132,6 +132,7 @@ def test_an_engine_killed_while_idle_is_replaced() -> None:
         with pytest.raises(EngineDied):
             client.submit(submit("too early"), None)  # type: ignore[arg-type]  # never reached
         await client.wait_ready()
+        assert client.gauges.pages > 0  # whoever asks at once is told what there is
         assert client.pid != before
         assert client.restarts == 1
         assert (await collect(client, submit("after")))[-1].finish == "length"
