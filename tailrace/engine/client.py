@@ -206,7 +206,7 @@ class EngineClient:
         self._shut()
         process.kill()
         self._process = None
-        self.gauges = Gauges()
+        self.gauges, self.baseline = Gauges(), None
         self.state = "asleep"
         with contextlib.suppress(OSError):  # then `wake` starts one
             self._standby = begin(STANDBY)
@@ -470,7 +470,6 @@ class EngineClient:
                 self._pulse.beat(now)
                 self._pulse.moved_at = now
                 self.ready = message
-                self.baseline = None
                 self._adapted(message.adapters)
                 self.state = "ready"
                 self._first = False
@@ -585,7 +584,7 @@ class EngineClient:
         self.state = "failed" if first else "down"
         self.error = self.error or why
         self.ready = None
-        self.gauges = Gauges()
+        self.gauges, self.baseline = Gauges(), None
         self._shut()
         assert self._process is not None
         self._process.kill()

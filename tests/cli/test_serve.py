@@ -79,7 +79,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["choices", "choices=", "choices=-1", "choise=1", "choices=x", "=1"])
 def test_a_limit_that_is_none_is_refused_with_those_that_are(text: str) -> None:
-    with pytest.raises(InvalidInput, match="--limit is NAME=NUMBER with one of body_bytes, choices"):
+    with pytest.raises(InvalidInput, match="--limit is NAME=NUMBER with one of connections, body_bytes, choices"):
         settings("--limit", text)
 
 

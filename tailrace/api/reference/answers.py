@@ -499,14 +499,15 @@ class StoredChat(msgspec.Struct, frozen=True):
 
 
 class ModelCard(Shape, frozen=True):
-    """A name of the served model; `max_model_len`: most tokens of prompt and answer."""
+    """A name of the served model, or of an adapter, whose `parent` the model is; `max_model_len`: most tokens of prompt
+    and answer."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     root: str
-    parent: None
+    parent: str | None
     max_model_len: int | None
 
 

@@ -111,6 +111,32 @@ ADMIN = (
         admin.Asleep,
         errors=(409,),
     ),
+    Endpoint(
+        "POST",
+        ("/admin/load_lora_adapter", "/v1/load_lora_adapter"),
+        "Loads a LoRA adapter, which requests get by its name.",
+        answers.Done,
+        parameters(
+            admin.Load,
+            {
+                "lora_name": row("the model of requests that want it", "poet"),
+                "lora_path": row("below the directory of `--lora-dir`", "poet"),
+                "load_inplace": row("also where the name is another adapter's", True, lora_name="poet", lora_path="poet"),
+            },
+        ),
+        admin.Load,
+        errors=(409,),
+        needs="`--lora-dir`",
+    ),
+    Endpoint(
+        "POST",
+        ("/admin/unload_lora_adapter", "/v1/unload_lora_adapter"),
+        "Requests that come later do not get the adapter; those that run end as ever.",
+        answers.Done,
+        parameters(admin.Unload, {"lora_name": row("", "poet")}),
+        admin.Unload,
+        errors=(404,),
+    ),
     Endpoint("POST", ("/admin/wake", "/wake_up"), "Wakes the engine up.", answers.Done, NOTHING, admin.Nothing),
     Endpoint("GET", ("/admin/is_sleeping", "/is_sleeping"), "Whether the engine sleeps.", answers.Sleeping),
     Endpoint(
