@@ -277,6 +277,8 @@ class Settings:
             raise InvalidInput("--kv-key-file is of use only with --kv-disk or --kv-valkey", param="kv_key_file")
         for name, value in (("kv_disk", self.kv_disk), ("kv_valkey", self.kv_valkey)):
             flag = "--" + name.replace("_", "-")
+            if value is not None and not value.strip():
+                raise InvalidInput(f"{flag} is empty: say where, or leave it out", param=name)
             if value is not None and not self.prefix_cache:
                 raise InvalidInput(f"{flag} keeps pages of the prefix cache, which is off", param=name)
             if value is not None and self.kv_policy == "ttl":

@@ -166,7 +166,7 @@ class Chat:
             self._end_line() if said else None
             self._failed = True
             self._err.print(f"[bold red]error:[/bold red] {_plain(str(error))}", soft_wrap=True)
-            if isinstance(error, ServerError) and error.status == 400:
+            if isinstance(error, ServerError) and error.status == 400 and "context" in str(error):
                 self._tell("The conversation may be too long by now: /reset starts over.")
         else:
             self._end_line()

@@ -362,7 +362,8 @@ class Check:
         self._say(f"Filling the pool ({self._pool:,} tokens) with other prompts{' once more' if turn else ''} ...")
         sent = 0
         while sent < self._pool + 2 * self._page:
-            sent += max(1, self._ask(self._client, self._prompt()).tokens)
+            asked = self._ask(self._client, self._prompt()).tokens
+            sent += max(1, (asked - 1) // max(1, self._page) * self._page)  # a page that is not full is not kept
         return self._counters()
 
     def _why_less(self, before: Counters, after: Counters, series: str) -> str:

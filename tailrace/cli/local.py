@@ -35,7 +35,8 @@ def connected(
     """A server to talk to: the one at `url`; else one that runs at the default address and has the model; else our own.
 
     `quantize` and `lora` (an adapter's name and directory) are for our own, so they always get one. `say` gets a line
-    when something takes long. Raises `Unreachable` when the server at `url` is not there.
+    when something takes long. Raises `Unreachable` when the server at `url` is not there, InvalidInput when it does not
+    have the model.
     """
     if url is not None:
         for name, value in (("quantize", quantize), ("lora", lora)):
@@ -47,6 +48,9 @@ def connected(
                 )
         client = Client(url, key=key)
         _insist(client)
+        served = client.models() if model is not None else []
+        if model is not None and model not in served:
+            raise InvalidInput(f"the server has no model {model!r}; it has {', '.join(served)}", param="model")
         yield client
         return
     running = Client(DEFAULT_URL, key=key)

@@ -34,7 +34,7 @@ void pause() {
 
 const EncoderKernels *encoder_build(const std::string &kernels) {
 #if defined(TR_HAVE_X86)
-    if (kernels == "avx2" || kernels == "avx512" || kernels == "amx") return encoder_avx2();
+    if (kernels != "portable") return encoder_avx2(); // every other build of this architecture needs AVX2
 #endif
     return encoder_portable(); // whatever the machine, "portable" among them
 }

@@ -71,6 +71,8 @@ def test_a_file_of_keys_is_enough_for_other_hosts(tmp_path: Path) -> None:
         {"kv_valkey_ttl": float("nan")},
         {"kv_valkey_password_file": "password"},
         {"kv_disk": "kv", "prefix_cache": False},
+        {"kv_disk": ""},
+        {"kv_valkey": " "},
         {"kv_disk": "kv", "kv_policy": "ttl", "kv_ttl": 5.0},
         {"api_keys": ("",)},
         {"api_keys": ("a b ",)},

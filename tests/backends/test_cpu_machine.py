@@ -336,7 +336,9 @@ def test_attention_is_held_against_the_instructions_that_its_build_attends_with(
     pairs = tuple(Arithmetic(kind, "by hand", 2, rate, rate) for kind, rate in rates.items())
     machine = msgspec.structs.replace(ceilings.machine, kernels=kernels)
     ceilings = msgspec.structs.replace(ceilings, machine=machine, arithmetics=(*ceilings.arithmetics, *pairs))
-    best = {"fp32": 50e9, "bf16_dot": 100e9, "amx_bf16": 200e9}[found]  # tiles count whole, and four rows fill a quarter
+    best = {"fp32": 50e9, "bf16_dot": 100e9, "amx_bf16": 200e9}[
+        found
+    ]  # tiles count whole, and four rows fill a quarter
     for head_dim, bound in (
         (64, Bound(found, pytest.approx(1e6 / best))),
         (80, Bound("fp32", pytest.approx(1e6 / 50e9))),

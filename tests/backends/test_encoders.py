@@ -166,3 +166,9 @@ def test_a_pooled_decoder_gives_a_text_the_same_bits_in_any_company(tmp_path: Pa
     whole = pooled(64).encode(batch(texts))
     assert np.abs(whole - alone).max() < 1e-5
     assert backend.progress == 2 * sum(map(len, texts))
+
+
+@pytest.mark.skipif("avx2" not in available_kernels(), reason="needs AVX2")
+@pytest.mark.parametrize("kernels", [None, *available_kernels()])
+def test_whatever_is_better_than_avx2_runs_the_avx2_build(tmp_path: Path, kernels: str | None) -> None:
+    assert CpuEncoder(model(tmp_path), kernels=kernels).kernels == ("portable" if kernels == "portable" else "avx2")

@@ -59,10 +59,12 @@ def test_the_commands(run: Run, standin: StandIn) -> None:
 
 
 def test_an_error_is_told_and_the_question_forgotten(run: Run, standin: StandIn) -> None:
-    standin.answer = lambda body: Refusal(400, "too long by far") if len(standin.bodies) == 1 else Answer(["fine"])
+    standin.answer = lambda body: (
+        Refusal(400, "too long by far for the context") if len(standin.bodies) == 1 else Answer(["fine"])
+    )
     ended = run("chat", "--url", standin.url, text="long\nshort\n")
     assert ended.returncode == 1
-    assert "error: too long by far" in ended.stderr
+    assert "error: too long by far for the context" in ended.stderr
     assert "/reset" in ended.stderr
     assert ended.stdout == "fine\n"
     assert [message["content"] for message in standin.bodies[1]["messages"]] == ["short"]

@@ -14,6 +14,7 @@ import pytest
 from tailrace.cli import local
 from tailrace.terms import InvalidInput, TailraceError
 from tests.cli.conftest import Run
+from tests.cli.standin import StandIn
 
 SMALL = {"TAILRACE_CACHE": os.environ.get("TAILRACE_CACHE") or str(Path.home() / ".cache" / "tailrace")}
 
@@ -69,5 +70,15 @@ def test_quantize_and_lora_want_a_server_of_their_own(
     with (
         pytest.raises(InvalidInput, match=options[0]),
         local.connected("http://x", "m", None, print, **own),
+    ):
+        pass
+
+
+def test_a_server_that_is_named_must_have_the_model(standin: StandIn) -> None:
+    with local.connected(standin.url, "tiny", None, print) as client:
+        assert client.models() == ["tiny"]
+    with (
+        pytest.raises(InvalidInput, match="no model 'other'; it has tiny"),
+        local.connected(standin.url, "other", None, print),
     ):
         pass

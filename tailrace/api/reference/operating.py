@@ -121,7 +121,9 @@ ADMIN = (
             {
                 "lora_name": row("the model of requests that want it", "poet"),
                 "lora_path": row("below the directory of `--lora-dir`", "poet"),
-                "load_inplace": row("also where the name is another adapter's", True, lora_name="poet", lora_path="poet"),
+                "load_inplace": row(
+                    "also where the name is another adapter's", True, lora_name="poet", lora_path="poet"
+                ),
             },
         ),
         admin.Load,
