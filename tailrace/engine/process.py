@@ -226,8 +226,8 @@ class Serving:
         self._inbox.put(None)
 
     def begin(self, ready: Ready) -> None:
-        """Says that it may be asked. Before that a heartbeat tells the counters from which this engine starts, so whoever
-        asks for them at once is told them."""
+        """Says that it may be asked. A heartbeat before that tells the counters from which this engine starts, so whoever
+        asks for them at once is told."""
         self.send(self._heartbeat())
         self.send(ready)
 
