@@ -226,7 +226,7 @@ class Serving:
         self._inbox.put(None)
 
     def begin(self, ready: Ready) -> None:
-        """Says that it may be asked. A heartbeat before that tells the counters from which this engine starts, so whoever
+        """Says that it may be asked. A heartbeat before that tells the counters from which this engine starts: whoever
         asks for them at once is told."""
         self.send(self._heartbeat())
         self.send(ready)
