@@ -85,7 +85,10 @@ class Answers:
         if named == "none":
             raise unsupported("tools", 'need tool_choice "none": this model is served without a tool parser')
         if not text.supports_tools:
-            raise unsupported("tools", 'need tool_choice "none": the chat template of this model shows it no tools')
+            raise unsupported(
+                "tools",
+                'cannot be shown to this model: its chat template has none. Leave them out, or give tool_choice "none"',
+            )
         form, _ = await asyncio.to_thread(lambda: (text.tool_format if named == "auto" else None, text.short_call_ids))
         if named != "auto":
             from tailrace.text.answer.formats import TOOL_FORMATS

@@ -106,9 +106,12 @@ def list_keys(
     from rich.table import Table
 
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 1000  # a line for a key
     table = Table(box=None, header_style="bold")
     for column in ("id", "name", "tenant", "scopes", "created", "expires", "state", "limits"):
-        table.add_column(column, overflow="fold")
+        fixed = column not in ("name", "limits")  # what is copied from here must stay in one piece
+        table.add_column(column, overflow="fold", no_wrap=fixed)
     for key in shown:
         table.add_row(
             key.id, key.name, key.tenant or "-", ", ".join(key.scopes), f"{key.created:%Y-%m-%d}",
