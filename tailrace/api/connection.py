@@ -171,6 +171,12 @@ class Connection(asyncio.Protocol):
 
     # For the exchange
 
+    @property
+    def address(self) -> str:
+        """The client's, without its port."""
+        peer = self.transport.get_extra_info("peername")
+        return str(peer[0]) if isinstance(peer, tuple) else ""
+
     async def drained(self) -> None:
         """Returns when there is room to write, or nobody to write to."""
         while self.blocked_since and not self.lost:
@@ -414,17 +420,26 @@ class Connection(asyncio.Protocol):
         self._refuse(HttpError(431, message, code="headers_too_large"))
 
     def _refuse(self, error: HttpError) -> None:
-        """Answers what is no request, after the requests before it."""
+        """Answers what is no request, or not the rest of one, after the requests before it."""
         if self._deaf or self.transport.is_closing():
             return
         self._deaf = True
         self._in_head = False
         if self._incoming is not None:
-            self.abort()  # it is a part of a request that is being served
+            self._spoil(self._incoming, error)
         elif self._current is not None:
             self._refusal = error
         else:
             self._say(error)
+
+    def _spoil(self, exchange: Exchange, error: HttpError) -> None:
+        """What should be the rest of its body is none: that is its answer, unless it has one."""
+        if exchange.ended:
+            self._linger()
+        elif exchange.status:
+            self.abort()  # half an answer must not be taken for a whole one
+        else:
+            exchange.spoil(error)
 
     def _say(self, error: HttpError) -> None:
         self.shared.answered("other", error.status)

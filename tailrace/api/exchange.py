@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tailrace.api.access.account import Lease
     from tailrace.api.access.guard import Caller
 
+FREE_BYTES = 64 << 10
+"""Bodies of up to so many bytes count for nothing: whoever sends large ones does not keep others from sending these."""
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 JSON = (b"content-type", b"application/json")
 EVENT_STREAM = (
@@ -63,6 +65,10 @@ class Line(Protocol):
     blocked_since: float
 
     @property
+    def address(self) -> str:
+        """Where whoever asks is; empty where that is nowhere."""
+
+    @property
     def transport(self) -> Output:
         """Where answers go."""
 
@@ -89,10 +95,29 @@ class ClientGone(Exception):
 
 @dataclass
 class BodyBudget:
-    """Bytes of bodies that may be held at once, over all connections."""
+    """Bytes of bodies that may be held at once, over all connections. One caller has at most half of them, or a single
+    body."""
 
     limit: int
     used: int = 0
+    shares: dict[str, int] = field(default_factory=dict)
+
+    def take(self, who: str, more: int, whole: int) -> None:
+        """`who` holds `more` bytes, and with them `whole` bytes of one body. They are to be given back also where this
+        raises HttpError 503."""
+        self.used += more
+        share = self.shares[who] = self.shares.get(who, 0) + more
+        if self.used > self.limit:
+            raise unavailable("too many large requests at once")
+        if share > self.limit // 2 and share > whole:
+            raise unavailable("too many large requests at once from the same key, tenant or address")
+
+    def give(self, who: str, size: int) -> None:
+        """It holds them no longer."""
+        self.used -= size
+        self.shares[who] -= size
+        if not self.shares[who]:
+            del self.shares[who]
 
 
 @dataclass(eq=False)
@@ -118,8 +143,10 @@ class Exchange:
     whole: bool = False  # all of the body has come
     ended: bool = False  # all of the answer is written
     held: int = 0  # bytes of the body that have come and are not read
-    _parts: list[bytes] = field(default_factory=list)
-    _taken: int = 0
+    fault: HttpError | None = None  # what comes where the rest of the body should is none
+    _body: bytearray = field(default_factory=bytearray)
+    _taken: int = 0  # bytes of the body that count in the budget
+    _holder: str = ""  # for whom they count
     _continued: bool = False
     _waiter: asyncio.Future[None] | None = None
     _chunked: bool = False
@@ -130,13 +157,19 @@ class Exchange:
 
     def feed(self, data: bytes) -> None:
         """A piece of the body."""
-        self._parts.append(data)
+        self._body += data
         self.held += len(data)
         self._wake()
 
     def finish(self) -> None:
         """The body's end."""
         self.whole = True
+        self._wake()
+
+    def spoil(self, fault: HttpError) -> None:
+        """The rest of the body cannot be read, and nothing behind it."""
+        self.fault = fault
+        self.keep_alive = False
         self._wake()
 
     def lose(self) -> None:
@@ -172,7 +205,8 @@ class Exchange:
         return None
 
     async def body(self, limit: int, timeout: float, budget: BodyBudget, kind: bytes = JSON[1]) -> bytes:
-        """The whole body, of the content type `kind`. Raises HttpError (413, 415, 408, 503) or ClientGone."""
+        """The whole body, of the content type `kind`. Raises HttpError (413, 415, 408, 503, or
+        what is wrong with it) or ClientGone."""
         given = self.header(b"content-type")
         if given is not None and given.split(b";")[0].strip().lower() != kind:
             shown = given.decode("latin-1")[:100]
@@ -192,28 +226,34 @@ class Exchange:
         return data
 
     async def _read(self, limit: int, budget: BodyBudget) -> bytes:
-        parts: list[bytes] = []
-        size = 0
         if self._awaited:
             self._continued = True
             self.line.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while True:
-            while not (self.held or self.whole or self._lost):
+            while not (self.held or self.whole or self._lost or self.fault):
                 await self._news()
             if self._lost:
                 raise ClientGone
-            parts += self._parts
-            size += self.held
-            budget.used += self.held
-            self._taken += self.held
-            self._parts, self.held = [], 0
-            if size > limit:
+            if self.fault is not None:
+                raise self.fault
+            self.held = 0
+            if len(self._body) > limit:
                 raise self._too_large(limit)
-            if budget.used > budget.limit:
-                raise unavailable("too many large requests at once")
+            self._count(budget)
             self.line.relieve()
             if self.whole and not self.held:
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+                data, self._body = bytes(self._body), bytearray()
+                return data
+
+    def _count(self, budget: BodyBudget) -> None:
+        """Counts what has come of the body. Raises HttpError 503."""
+        size = len(self._body)
+        if size <= FREE_BYTES:
+            return
+        if not self._taken:
+            self._holder = self.tenant or self.line.address
+        more, self._taken = size - self._taken, size
+        budget.take(self._holder, more, size)
 
     @property
     def _awaited(self) -> bool:
@@ -224,8 +264,13 @@ class Exchange:
 
     def release(self, budget: BodyBudget) -> None:
         """The body is not needed any more."""
-        budget.used -= self._taken
-        self._taken = 0
+        self._drop()
+        if self._taken:
+            budget.give(self._holder, self._taken)
+            self._taken = 0
+
+    def _drop(self) -> None:
+        self._body, self.held = bytearray(), 0
 
     def _too_large(self, limit: int) -> HttpError:
         return HttpError(413, f"the body is larger than {limit} bytes", code="request_too_large", close=True)
@@ -312,7 +357,7 @@ class Exchange:
 
     def _end(self) -> None:
         self.ended = True
-        self._parts, self.held = [], 0
+        self._drop()
         self._wake()
         self.line.ended(self)
 

@@ -214,6 +214,8 @@ class Front:
 
             dialect.speak(exchange)
         try:
+            if exchange.fault is not None:
+                raise exchange.fault
             if self._cors is not None and not exchange.path.startswith(ADMIN) and exchange.path not in ALIASES:
                 exchange.extra += self._cors.headers(exchange)
                 allowed = self._cors.preflight(exchange)

@@ -68,7 +68,8 @@ class Limits:
     batch_parallel: int = 8
     """Most requests that run, whosever they are, when another one of a batch begins."""
     bodies_bytes: int = 128 << 20
-    """Most bytes of all request bodies that are being read or looked at; more get 503."""
+    """Most bytes of all request bodies of more than 64 KiB that are being read or looked at; more get 503, and so does
+    a caller that has half of them and sends another."""
 
 
 @dataclass(frozen=True)

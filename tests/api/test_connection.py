@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import select
 import socket
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +16,8 @@ from typing import Any
 import pytest
 
 from tailrace.api.connection import READ_AHEAD, Connections, http_date
-from tailrace.api.exchange import BodyBudget, ClientGone, Exchange
+from tailrace.api.errors import HttpError
+from tailrace.api.exchange import FREE_BYTES, BodyBudget, ClientGone, Exchange
 from tailrace.api.settings import Timeouts
 from tests.api.conftest import Running, serving, until
 
@@ -150,6 +153,9 @@ class Transport(asyncio.Transport):
         self.written += bytes(data)
         self.writes += 1
 
+    def can_write_eof(self) -> bool:
+        return True
+
     def write_eof(self) -> None:
         self.closed = self.closed or "half"
 
@@ -206,6 +212,69 @@ def test_a_body_that_nobody_reads_stops_the_client() -> None:
         assert transport.reading
 
     asyncio.run(talk())
+
+
+def test_a_body_in_tiny_pieces_takes_no_more_memory_than_its_bytes() -> None:
+    size = 60_000
+
+    async def talk() -> None:
+        async def application(exchange: Exchange) -> None:
+            await exchange.answer(200, b"%d" % len(await exchange.body(size, 60.0, BodyBudget(size))))
+
+        data = in_chunks(b" " * size, 2)
+        protocol, transport = connected(application)
+        tracemalloc.start()
+        try:
+            for at in range(0, len(data) - 5, 4096):
+                protocol.data_received(data[at : min(at + 4096, len(data) - 5)])
+                await asyncio.sleep(0)
+            assert tracemalloc.get_traced_memory()[0] < 2 * size
+        finally:
+            tracemalloc.stop()
+        protocol.data_received(data[-5:])
+        await settled(lambda: transport.written.endswith(b"\r\n\r\n%d" % size))
+
+    asyncio.run(talk())
+
+
+def test_a_caller_has_half_of_the_budget_or_one_body() -> None:
+    budget = BodyBudget(100)
+    budget.take("one", 50, 50)
+    with pytest.raises(HttpError, match="from the same") as refused:
+        budget.take("one", 1, 1)
+    assert refused.value.status == 503
+    budget.give("one", 51)
+    budget.take("one", 40, 40)
+    budget.take("one", 50, 90)  # all in one body
+    budget.take("two", 10, 10)
+    with pytest.raises(HttpError, match=r"at once$"):
+        budget.take("three", 1, 1)
+    for who, size in (("one", 90), ("two", 10), ("three", 1)):
+        budget.give(who, size)
+    assert (budget.used, budget.shares) == (0, {})
+
+
+def test_whoever_holds_large_bodies_back_keeps_nobody_else_from_sending_theirs() -> None:
+    def large(key: bytes) -> bytes:
+        body = json.dumps({"prompt": "hi"}).encode().ljust(1 << 20)
+        return post(body, b"authorization: Bearer %b\r\n" % key, b"/tokenize")
+
+    def status(key: bytes, size: int) -> int:
+        body = json.dumps({"prompt": "hi"}).encode().ljust(size)
+        with line(server) as client:
+            client.send(post(body, b"authorization: Bearer %b\r\n" % key, b"/tokenize"))
+            return client.answer()[0]
+
+    with serving(api_keys=["one", "two"], limits={"bodies_bytes": 4 << 20}) as server:
+        with line(server) as first, line(server) as second, line(server) as third:
+            lines = {client.socket: client for client in (first, second, third)}
+            for client in lines.values():
+                client.send(large(b"one")[:-1])
+            answered = select.select(list(lines), [], [], 20)[0]  # two bodies are its share, whichever came first
+            assert [lines[found].answer()[0] for found in answered] == [503]
+            assert status(b"two", 1 << 20) == 200
+            assert status(b"one", FREE_BYTES) == 200
+        until(lambda: status(b"one", 2 << 20) == 200, "the bodies to be given up")
 
 
 def test_a_piece_is_one_write_and_waits_for_a_client_that_does_not_read() -> None:
@@ -325,6 +394,59 @@ def test_the_answers_before_what_is_no_request_are_given(slow: Running) -> None:
         status, headers, body = client.answer()
         assert (status, headers["connection"]) == (400, "close")
         assert json.loads(body)["error"]["code"] == "invalid_http"
+        assert client.rest() == b""
+
+
+TO_CHUNKS = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+NO_BODIES = {
+    "negative": TO_CHUNKS + b"-1\r\n",
+    "huge": TO_CHUNKS + b"ffffffffffffffffff\r\n",
+    "after a good chunk": TO_CHUNKS + b"1\r\n{\r\nx\r\n",
+    "longer than it says": TO_CHUNKS + b"1\r\n{}}\r\n",
+    "unknown coding": TO_CHUNKS.replace(b"chunked", b"xchunked") + b"1\r\n{\r\n",
+    "unknown coding of what needs no body": TO_CHUNKS.replace(b"chunked", b"xchunked").replace(b"POST", b"GET"),
+}
+
+
+@pytest.mark.parametrize("name", NO_BODIES)
+def test_a_body_that_cannot_be_read_gets_an_answer_after_those_before_it(slow: Running, name: str) -> None:
+    with line(slow) as client:
+        client.send(post() + NO_BODIES[name])
+        assert client.answer()[0] == 200
+        status, headers, body = client.answer()
+        assert (status, headers["connection"]) == (400, "close")
+        assert json.loads(body)["error"]["code"] == "invalid_http"
+        assert client.rest() == b""
+        until(lambda: any(headers["x-request-id"] in entry for entry in slow.log), "its line in the log")
+
+
+def test_a_body_that_turns_out_to_be_none_is_refused_by_whoever_reads_it() -> None:
+    async def talk() -> None:
+        faults: list[HttpError] = []
+
+        async def application(exchange: Exchange) -> None:
+            try:
+                await exchange.body(1000, 60.0, BodyBudget(1000))
+            except HttpError as error:
+                faults.append(error)
+                await exchange.refuse(error)
+
+        protocol, transport = connected(application)
+        protocol.data_received(TO_CHUNKS + b"1\r\n{\r\n")
+        await asyncio.sleep(0)
+        protocol.data_received(b"-1\r\n" + VERSION)
+        await settled(lambda: transport.closed == "half")
+        assert [error.status for error in faults] == [400]
+        assert transport.written.count(b"HTTP/1.1 ") == 1
+
+    asyncio.run(talk())
+
+
+def test_what_was_answered_before_its_body_went_wrong_keeps_its_answer(quick: Running) -> None:
+    with line(quick) as client:
+        client.send(TO_CHUNKS.replace(b"/v1/completions", b"/nowhere"))
+        assert client.answer()[0] == 404
+        client.send(b"-1\r\n")
         assert client.rest() == b""
 
 

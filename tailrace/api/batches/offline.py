@@ -40,6 +40,7 @@ class _Desk:
 
     def __init__(self) -> None:
         self.blocked_since = 0.0
+        self.address = ""
         self.transport = self.shared = _Sheet()
 
     async def drained(self) -> None:
