@@ -42,6 +42,9 @@ def shelf(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
     random_lora.write(root / "dora", random_lora.tensors(model, 4), random_lora.config(use_dora=True))
     outside = random_lora.make(root.parent / "outside", model, 5)
     (root / "link").symlink_to(outside)
+    pipe = random_lora.make(root / "pipe", model, 6) / "adapter_model.safetensors"
+    pipe.unlink()
+    os.mkfifo(pipe)
     (root / "half").mkdir()
     for file in outside.iterdir():
         (root / "half" / file.name).symlink_to(file)
@@ -192,6 +195,7 @@ def load_or_not(server: Running, name: str, path: str) -> Any:
         ("x", "link", "lora_path", "leads out of the directory"),
         ("x", "half", "lora_path", "leads out of the directory"),
         ("x", "/etc", "lora_path", "leads out of the directory"),
+        ("x", "pipe", "lora_path", "adapter_model.safetensors: not a regular file"),
         ("x", "a\0b", "lora_path", "is not a path"),
         ("x", "one/adapter_config.json", "lora_path", "no such directory"),
         ("tiny", "one", "lora_name", "is the name of the model itself"),
