@@ -58,7 +58,7 @@ class Asked:
     priority: int
     user: str | None
     metadata: dict[str, str] | None
-    form: Wanted | None  # what the output must match; not looked at yet
+    form: Wanted | None  # what the output must match
     service_tier: str | None = None  # that it gets, where one was asked for
 
 

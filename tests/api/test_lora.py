@@ -13,6 +13,8 @@ from typing import Any
 import openai
 import pytest
 
+from tailrace.api.generation import refusal
+from tailrace.engine.protocol import Output
 from tailrace.models import Model, load_model, open_checkpoint
 from tests.api.conftest import Running, launch, serving, until
 from tests.models import random_llama, random_lora
@@ -256,6 +258,11 @@ def test_adapters_outlive_the_engine_and_its_sleep(
         assert ask(other, "second", 404)["error"]["code"] == "model_not_found"
         assert names(other) == ["tiny", "first"]
         assert any("the adapter second is no longer served" in line for line in other.log)
+
+
+def test_an_adapter_that_went_while_a_request_was_on_its_way_is_a_model_that_is_not_found() -> None:
+    error = refusal(Output("r", finish="error", error="adapter_not_loaded: the adapter was unloaded"))
+    assert (error.status, error.param, error.code) == (404, "model", "model_not_found")
 
 
 def test_a_server_does_not_start_without_an_adapter_that_it_is_to_have(folder: Path, shelf: Path) -> None:
