@@ -42,7 +42,7 @@ SAY = [{"role": "user", "content": "Hello!"}]
 MODEL_ROW = row("a name that `GET /v1/models` lists", MODEL)
 PRIORITY = row(
     "lower goes first; 0 where it is absent. A request that waits goes up by one every ten seconds. Below 0 only with "
-    "an API key that [may go first](keys.md#who-goes-first)",
+    "an API key that may go first (`--least-priority`)",
     5,
 )
 USER_ROW = row("goes to the request's log line", "somebody", USER)
