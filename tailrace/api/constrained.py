@@ -45,13 +45,14 @@ async def constrained(
     grammar, calls, tags = await asyncio.to_thread(make)
     if grammar is None or grammar == form:
         return asked
+    whole = Wanted(grammar, "tools" if asked.form is None else asked.form.param)
     try:
-        await desk.admit(Wanted(grammar, "tools" if asked.form is None else asked.form.param))
+        await desk.admit(whole)
     except InvalidInput:
         if calls is not None:
             await _blame(desk, tools, calls, tags)
         raise
-    return replace(asked, params=msgspec.structs.replace(asked.params, grammar=grammar))
+    return replace(asked, params=msgspec.structs.replace(asked.params, grammar=grammar), form=whole)
 
 
 def _calls(text: Text, tools: Tools, reading: Reading) -> Calls:

@@ -91,7 +91,13 @@ async def chat_plan(
     text, ready = service.need()
     service.need_task(ready, "generate")
     limits = service.settings.limits
-    asked = check(body, limits, vocab=text.vocab_size, timeline=wants_timeline(exchange))
+    asked = check(
+        body,
+        limits,
+        vocab=text.vocab_size,
+        least_priority=exchange.least_priority,
+        timeline=wants_timeline(exchange),
+    )
     tools = read_tools(body, limits)
     await service.grammars.admit(asked.form)
     writes = await service.answers.tools(text, tools)
@@ -117,7 +123,13 @@ async def completions(service: Service, exchange: Exchange) -> None:
     service.need_task(ready, "generate")
     service.need_model(body.model)
     limits = service.settings.limits
-    asked = check(body, limits, vocab=text.vocab_size, timeline=wants_timeline(exchange))
+    asked = check(
+        body,
+        limits,
+        vocab=text.vocab_size,
+        least_priority=exchange.least_priority,
+        timeline=wants_timeline(exchange),
+    )
     prompts_given = read_prompts(body.prompt, limits.prompts, ready.max_context)
     if len(prompts_given) * asked.n > limits.choices:
         raise InvalidInput(

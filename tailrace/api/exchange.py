@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from tailrace.api.errors import HttpError, unavailable
+from tailrace.api.priority import MOST_URGENT
 
 if TYPE_CHECKING:
     from tailrace.api.access.account import Lease
@@ -191,6 +192,11 @@ class Exchange:
     def tenant(self) -> str:
         """What salts the prefix cache for whoever asks."""
         return self.caller.tenant if self.caller is not None else ""
+
+    @property
+    def least_priority(self) -> int:
+        """The lowest priority that whoever asks may ask for."""
+        return self.caller.least_priority if self.caller is not None else MOST_URGENT
 
     @property
     def authorization(self) -> bytes | None:

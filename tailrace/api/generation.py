@@ -168,6 +168,7 @@ class Generation:
     """All choices of one HTTP request. Owned by its task; sinks only append and wake."""
 
     stream: bool
+    form: str | None = None  # the parameter that its grammar came with
     choices: list[Choice] = field(default_factory=list)
     accepted: bool = False
     gone: bool = False  # the client has left
@@ -202,7 +203,7 @@ class Generation:
     def take(self, choice: Choice, output: Output) -> None:
         """A choice's news; called by the engine client, so it must not raise."""
         if output.finish == "error" or output.finish == "timeout":
-            self.fail(refusal(output))
+            self.fail(refusal(output, self.form))
             return
         try:
             delta = choice.absorb(output)
@@ -275,13 +276,19 @@ REFUSALS: dict[str, tuple[int, str, str]] = {
     "wrong_task": (400, "invalid_request_error", "unsupported_model"),
 }
 """Status, type and code of the errors that `EngineCore` names; any other is a 500."""
+GRAMMARS = ("invalid_grammar", "grammar_failed")
+"""Those that are of a request's grammar."""
+MODELS = ("adapter_not_loaded", "wrong_task")
+"""Those that are of its model."""
 
 
-def refusal(output: Output) -> HttpError:
-    """An engine's error as an HTTP error."""
+def refusal(output: Output, form: str | None = None) -> HttpError:
+    """An engine's error as an HTTP error; `form` is the parameter that the request's grammar came with."""
     if output.finish == "timeout":
         return HttpError(503, "the request did not finish in time", kind="timeout", code="timeout", retry_after=1.0)
     name, _, text = output.error.partition(": ")
     status, kind, code = REFUSALS.get(name, (500, "server_error", "engine_error"))
     retry_after = 1.0 if status in (429, 503) else None
-    return HttpError(status, text or output.error or "the engine failed", kind=kind, code=code, retry_after=retry_after)
+    param = form if name in GRAMMARS else "model" if name in MODELS else None
+    message = text or output.error or "the engine failed"
+    return HttpError(status, message, kind=kind, param=param, code=code, retry_after=retry_after)

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Raw, UnsetType
 
 from tailrace.api.grammars import Wanted, wanted
+from tailrace.api.priority import LEAST_URGENT, MOST_URGENT, ranked
 from tailrace.api.schema import Body, Chat, Common, Completion, raw
 from tailrace.api.settings import Limits
 from tailrace.engine.protocol import SamplingParams
@@ -28,11 +29,13 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "frequency_penalty": (-2.0, 2.0),
     "repetition_penalty": (0.01, 100.0),
 }
-INT_BOUNDS = {"top_k": (-1, MOST), "min_tokens": (0, MOST), "seed": (-(1 << 63), SEED_MASK), "priority": (-1000, 1000)}
+INT_BOUNDS = {
+    "top_k": (-1, MOST),
+    "min_tokens": (0, MOST),
+    "seed": (-(1 << 63), SEED_MASK),
+    "priority": (MOST_URGENT, LEAST_URGENT),
+}
 """The least and the greatest value of each."""
-TIERS = {"auto": 0, "default": 0, "flex": 30, "priority": -30}
-"""The scheduler's priority for each `service_tier`. A request that waits goes up by one every ten seconds, so that
-"flex" is never put off for more than five minutes by requests that come later, nor "default" by "priority"."""
 ID_BYTES = 24
 """No valid entry of a list of token ids is longer, blanks included."""
 
@@ -55,8 +58,8 @@ class Asked:
     priority: int
     user: str | None
     metadata: dict[str, str] | None
-    form: Wanted | None  # what the output must match; not looked at yet
-    service_tier: str | None = None  # as the answer says it, where it was asked for
+    form: Wanted | None  # what the output must match
+    service_tier: str | None = None  # that it gets, where one was asked for
 
 
 def unsupported(param: str, why: str = "is not supported") -> InvalidInput:
@@ -95,17 +98,6 @@ def refuse_unserved(body: Body) -> None:
             value = given(value) if isinstance(value, Raw) else value
             if value is not None and value not in only.values:
                 raise unsupported(name, only.why)
-
-
-def tier_priority(tier: str | None, priority: int | None, param: str = "service_tier") -> int:
-    """The scheduler's priority of a request with this `service_tier` and `priority`. Raises InvalidInput."""
-    if tier is None:
-        return priority or 0
-    if tier not in TIERS:
-        raise unsupported(param, f"can be {', '.join(TIERS)}, not {tier[:40]!r}")
-    if priority is not None and TIERS[tier]:
-        raise InvalidInput(f'{param} "{tier}" is a priority: give it or priority, not both', param=param)
-    return TIERS[tier] or priority or 0
 
 
 def stop_strings(body: Common, limits: Limits) -> tuple[str, ...]:
@@ -203,8 +195,9 @@ def or_default(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def check(body: Common, limits: Limits, *, vocab: int, timeline: bool = False) -> Asked:
-    """Everything but the prompt. Raises InvalidInput."""
+def check(body: Common, limits: Limits, *, vocab: int, least_priority: int, timeline: bool = False) -> Asked:
+    """Everything but the prompt. `least_priority` is the lowest that the caller may ask for. Raises InvalidInput, or
+    HttpError 403."""
     refuse_unserved(body)
     n = 1 if body.n is None else body.n
     bounded_int(n, 1, limits.choices, "n")
@@ -227,6 +220,7 @@ def check(body: Common, limits: Limits, *, vocab: int, timeline: bool = False) -
     extras = body.tailrace
     options = body.stream_options
     form = wanted(body, limits)
+    priority, tier = ranked(body.service_tier, body.priority, least_priority)
     params = _sampling(body, limits, vocab, max_tokens, logprobs, logprobs if echo else -1)
     return Asked(
         params=params if form is None else msgspec.structs.replace(params, grammar=form.grammar),
@@ -240,11 +234,11 @@ def check(body: Common, limits: Limits, *, vocab: int, timeline: bool = False) -
         timeline=timeline or (extras is not None and (extras.timeline or extras.token_times)),
         token_times=extras is not None and extras.token_times,
         parse_special=extras is not None and extras.parse_special,
-        priority=tier_priority(body.service_tier, body.priority),
+        priority=priority,
         user=body.user,
         metadata=body.metadata,
         form=form,
-        service_tier="default" if body.service_tier == "auto" else body.service_tier,
+        service_tier=tier,
     )
 
 

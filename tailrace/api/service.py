@@ -302,7 +302,7 @@ class Service:
         number = adapter.id if adapter is not None else 0
         table = self.table(self.text)
         name = f"{prefix}{os.urandom(12).hex()}"
-        generation = Generation(asked.stream)
+        generation = Generation(asked.stream, form=None if asked.form is None else asked.form.param)
         hide = asked.echo and asked.max_tokens == 0
         eos = frozenset(self.text.eos_ids)
         for prompt in prompts:

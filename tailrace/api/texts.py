@@ -23,6 +23,7 @@ from tailrace.api.endpoints import read
 from tailrace.api.exchange import Exchange
 from tailrace.api.generation import Choice, Delta, Generation
 from tailrace.api.params import INT_BOUNDS, Asked, bounded_int, check_ids, refuse_unserved
+from tailrace.api.priority import permitted
 from tailrace.api.prompts import INLINE_CHARS, most_text, refuse_long
 from tailrace.api.service import Plan, Service
 from tailrace.engine.protocol import Encode, Output, Ready, SamplingParams
@@ -128,7 +129,7 @@ async def embeddings(service: Service, exchange: Exchange) -> None:
     """POST /v1/embeddings."""
     service.need()
     body = await read(service, exchange, EMBEDDINGS)
-    text, ready = _checked(service, body, "embed")
+    text, ready = _checked(service, exchange, body, "embed")
     if body.model is None:
         raise InvalidInput("missing parameter: model", param="model", code="missing_required_parameter")
     width = _width(body.dimensions, ready)
@@ -158,7 +159,7 @@ async def rerank(service: Service, exchange: Exchange) -> None:
     """POST /rerank."""
     service.need()
     body = await read(service, exchange, RERANK)
-    text, ready = _checked(service, body, "embed", "rank")
+    text, ready = _checked(service, exchange, body, "embed", "rank")
     documents = [one if isinstance(one, str) else one.text for one in body.documents]
     _some(documents, service.settings.limits.inputs, "documents")
     if body.top_n is not None:
@@ -182,7 +183,7 @@ async def score(service: Service, exchange: Exchange) -> None:
     """POST /score: of each pair; one text on the left is compared with all on the right."""
     service.need()
     body = await read(service, exchange, SCORE)
-    text, ready = _checked(service, body, "embed", "rank")
+    text, ready = _checked(service, exchange, body, "embed", "rank")
     left, right = ([one] if isinstance(one, str) else one for one in (body.text_1, body.text_2))
     for name, texts_given in (("text_1", left), ("text_2", right)):
         _some(texts_given, service.settings.limits.inputs, name)
@@ -217,7 +218,9 @@ ENDPOINTS: dict[str, Callable[[Service, Exchange], Awaitable[None]]] = {
 # --- what was asked for
 
 
-def _checked(service: Service, body: Common, *tasks: Literal["embed", "rank"]) -> tuple[Text, Ready]:
+def _checked(
+    service: Service, exchange: Exchange, body: Common, *tasks: Literal["embed", "rank"]
+) -> tuple[Text, Ready]:
     """What serving needs, and the parameters that all share. Raises HttpError and InvalidInput."""
     text, ready = service.need()
     if body.model is not None:
@@ -227,6 +230,7 @@ def _checked(service: Service, body: Common, *tasks: Literal["embed", "rank"]) -
     if body.user is not None and len(body.user) > 512:
         raise InvalidInput("user can have at most 512 characters", param="user")
     bounded_int(body.priority or 0, *INT_BOUNDS["priority"], "priority")
+    permitted(body.priority, exchange.least_priority)
     return text, ready
 
 

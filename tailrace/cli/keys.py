@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tailrace.api.priority import MOST_URGENT
 from tailrace.terms import InvalidInput
 
 if TYPE_CHECKING:
@@ -39,6 +40,16 @@ Tokens = Annotated[
     int | None, typer.Option(min=0, help="Tokens of prompts and answers in any minute; 0 is no limit.", metavar="N")
 ]
 Concurrent = Annotated[int | None, typer.Option(min=0, help="Requests at a time; 0 is no limit.", metavar="N")]
+LeastPriority = Annotated[
+    int | None,
+    typer.Option(
+        min=MOST_URGENT,
+        max=0,
+        help="The lowest priority that its requests may ask for; lower goes first, before other tenants too. "
+        "service_tier priority is -30. Default: 0.",
+        metavar="N",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -57,6 +68,7 @@ def create(
     requests_per_minute: Requests = None,
     tokens_per_minute: Tokens = None,
     concurrent: Concurrent = None,
+    least_priority: LeastPriority = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a key. It is printed now and never again: the file has its SHA-256 only.
@@ -68,6 +80,8 @@ def create(
       tailrace keys create ada --tenant research --expires 90d
 
       tailrace keys create ops --scope admin
+
+      tailrace keys create pager --least-priority -30
     """
     from tailrace.api.access import store
 
@@ -78,6 +92,7 @@ def create(
         scopes=tuple(dict.fromkeys(one.value for one in scope or [Scope.INFERENCE])),
         expires=_when(expires, datetime.now(UTC)) if expires is not None else None,
         limits=_quota(store.NO_QUOTA, requests_per_minute, tokens_per_minute, concurrent),
+        least_priority=least_priority or 0,
     )
     if as_json:
         _print_json({"key": key, **_as_json(entry)})
@@ -115,7 +130,8 @@ def list_keys(
     for key in shown:
         table.add_row(
             key.id, key.name, key.tenant or "-", ", ".join(key.scopes), f"{key.created:%Y-%m-%d}",
-            f"{key.expires:%Y-%m-%d %H:%M}" if key.expires else "never", key.state(now), _in_words(key.limits),
+            f"{key.expires:%Y-%m-%d %H:%M}" if key.expires else "never", key.state(now),
+            _in_words(key.limits, key.least_priority),
         )  # fmt: skip
     for name, quota in found.tenants.items():
         table.add_row("-", "(all keys)", name, "", "", "", "", _in_words(quota))
@@ -139,7 +155,7 @@ def show(
         _print_json(entry)
         return
     for name, value in entry.items():
-        typer.echo(f"{name:8}  {', '.join(value) if isinstance(value, list) else _plain(value)}")
+        typer.echo(f"{name:14}  {', '.join(value) if isinstance(value, list) else _plain(value)}")
 
 
 @app.command()
@@ -167,6 +183,7 @@ def limit(
     requests_per_minute: Requests = None,
     tokens_per_minute: Tokens = None,
     concurrent: Concurrent = None,
+    least_priority: LeastPriority = None,
 ) -> None:
     """Set what a key, or all keys of a tenant together, may use.
 
@@ -185,16 +202,20 @@ def limit(
         raise InvalidInput("give either a key or --tenant", param="key")
     file = keys.expanduser()
     found = store.read(file)
+    least = 0
     if tenant is not None:
+        if least_priority is not None:
+            raise InvalidInput("--least-priority is of a key, not of a tenant", param="least_priority")
         before = found.tenants.get(tenant, store.NO_QUOTA)
     else:
         assert key is not None
-        before = found.find(key).limits
+        entry = found.find(key)
+        before, least = entry.limits, entry.least_priority if least_priority is None else least_priority
     after = _quota(before, requests_per_minute, tokens_per_minute, concurrent)
     name = tenant if tenant is not None else key
     assert name is not None
-    store.limit(file, name, after, tenant=tenant is not None)
-    typer.echo(f"{'Tenant' if tenant is not None else 'Key'} {name}: {_in_words(after)}")
+    store.limit(file, name, after, tenant=tenant is not None, least_priority=least)
+    typer.echo(f"{'Tenant' if tenant is not None else 'Key'} {name}: {_in_words(after, least)}")
 
 
 def _quota(before: Quota, requests: int | None, tokens: int | None, concurrent: int | None) -> Quota:
@@ -231,6 +252,7 @@ def _as_json(key: Key) -> dict[str, Any]:
         "revoked": key.revoked.isoformat() if key.revoked else None,
         "state": key.state(datetime.now(UTC)),
         "limits": _limits(key.limits),
+        "least_priority": key.least_priority,
     }
 
 
@@ -238,9 +260,10 @@ def _limits(quota: Quota) -> dict[str, int]:
     return {name: value for name in quota.__struct_fields__ if (value := getattr(quota, name)) is not None}
 
 
-def _in_words(quota: Quota) -> str:
+def _in_words(quota: Quota, least_priority: int = 0) -> str:
     units = {"requests_per_minute": "requests/min", "tokens_per_minute": "tokens/min", "concurrent": "at a time"}
-    return ", ".join(f"{value} {units[name]}" for name, value in _limits(quota).items()) or "none"
+    words = [f"{value} {units[name]}" for name, value in _limits(quota).items()]
+    return ", ".join(words + ([f"priority from {least_priority}"] if least_priority else [])) or "none"
 
 
 def _plain(value: Any) -> str:

@@ -9,6 +9,8 @@ and not the process.
 from __future__ import annotations
 
 import hashlib
+import os
+import stat
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
@@ -94,8 +96,11 @@ def read_adapter(folder: Path, model: Model) -> ReadAdapter:
 
 
 def _bytes_of(path: Path) -> bytes:
+    """A whole file. Only a regular one is read: a named pipe or a device might never end, nor even open."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ModelError(f"{path}: not a regular file, as those of an adapter have to be")
             raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise ModelError(f"{path}: no such file; an adapter has {CONFIG} and {WEIGHTS}") from None

@@ -28,6 +28,10 @@ for ever, and next to nothing is forced."""
 COMPILED = 64
 """Grammars that are kept compiled."""
 MAX_MESSAGE = 300
+NOTHING_FOLLOWS = "NoExtensionBias"
+"""How llguidance's message begins where no token can follow and the text is not complete."""
+TERSE = "<non-verbose/>"
+"""What ends its messages where it is asked for no details."""
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -57,11 +61,14 @@ def check(grammar: Grammar) -> str:
         failed, messages = LLMatcher.validate_grammar_with_warnings(_source(grammar), limits=limits())
     except ValueError as error:  # no JSON, or nested too deeply
         failed, messages = True, [str(error)]
-    return _in_our_words(_short(messages[0])) if failed else ""
+    return _in_our_words(messages[0]) if failed else ""
 
 
 def _in_our_words(message: str) -> str:
-    """llguidance's message, where that would send its reader to an option which no request has."""
+    """llguidance's message, but where it would send its reader to an option which no request has, or tell nothing."""
+    message = _short(message.removesuffix(TERSE))
+    if message.startswith(NOTHING_FOLLOWS):
+        return "no text matches it, or none that begins so: it refers to itself without an end, or contradicts itself"
     if message.startswith("oneOf constraints"):
         return "the alternatives of a oneOf overlap, or may: make them exclude each other, or say anyOf"
     return message
@@ -133,10 +140,11 @@ class Compiler:
             try:
                 compiled = LLMatcher(self._tokenizer, _source(grammar), log_level=0, limits=limits())
             except ValueError as error:
-                raise InvalidInput(f"the grammar cannot be compiled: {_short(str(error))}") from None
+                raise InvalidInput(f"the grammar cannot be compiled: {_in_our_words(str(error))}") from None
+            if not compiled.is_error():
+                compiled.compute_bitmask()  # the first one takes the longest, and copies know it
             if compiled.is_error():
-                raise InvalidInput(f"the grammar cannot be compiled: {_short(compiled.get_error())}")
-            compiled.compute_bitmask()  # the first one takes the longest, and copies know it
+                raise InvalidInput(f"the grammar cannot be compiled: {_in_our_words(compiled.get_error())}")
             self._compiled[grammar] = compiled
             while len(self._compiled) > COMPILED:
                 self._compiled.popitem(last=False)
@@ -161,7 +169,7 @@ class Matcher:
     def take(self, token: int) -> None:
         """The text goes on with this token. Raises GrammarError where it cannot."""
         if not self._matcher.consume_token(token):
-            raise GrammarError(_short(self._matcher.get_error()) or f"token {token} is not in the grammar")
+            raise GrammarError(_in_our_words(self._matcher.get_error()) or f"token {token} is not in the grammar")
 
     def forced(self) -> list[int]:
         """Takes in the tokens that must follow, if any, and returns them, as the tokenizer cuts them."""
@@ -176,7 +184,7 @@ class Matcher:
         GrammarError where finding it takes more than a step may take."""
         self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         if self._matcher.is_error():
-            raise GrammarError(_short(self._matcher.get_error()))
+            raise GrammarError(f"the grammar cannot be followed: {_in_our_words(self._matcher.get_error())}")
         if not bits.any():
             raise GrammarError("no token of the vocabulary can follow")
 

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from tailrace.api.access import store
+from tailrace.api.priority import MOST_URGENT
 from tests.api.conftest import Running, serving
 from tests.models import random_bert
 
@@ -38,7 +39,7 @@ Server = Callable[[Path], AbstractContextManager[Running]]
 @contextmanager
 def generating(folder: Path) -> Iterator[Running]:
     """A server of the stand-in with all that there is: a content store, keys, fill-in-the-middle."""
-    key = store.create(folder / "keys.json", "fuzz", scopes=("inference", "admin"))[1]
+    key = store.create(folder / "keys.json", "fuzz", scopes=("inference", "admin"), least_priority=MOST_URGENT)[1]
     content = f"sqlite:////{folder}/content.db"
     limits = {"choices": 4, "file_bytes": 1 << 20}
     with serving(

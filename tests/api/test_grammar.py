@@ -138,6 +138,42 @@ def test_what_is_wrong_is_refused_by_name(quick: Running, fields: dict[str, Any]
     assert error["message"]
 
 
+ENDLESS = {"$ref": "#"}
+NESTED = {"$defs": {"x": {"$ref": "#/$defs/x"}}, "type": "array", "items": {"$ref": "#/$defs/x"}, "minItems": 1}
+INSIDE = {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]}
+
+
+def tool(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "age", "parameters": parameters, "strict": True}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", {"guided_grammar": "start: start"}, "guided_grammar"),
+        ("/v1/chat/completions", {"guided_json": ENDLESS}, "guided_json"),
+        ("/v1/chat/completions", {"guided_json": NESTED}, "guided_json"),
+        ("/v1/chat/completions", {"response_format": strict(ENDLESS)}, "response_format.json_schema.schema"),
+        ("/v1/chat/completions", {"tools": [tool(INSIDE)], "tool_choice": "required"}, "tools"),
+        ("/v1/completions", {"prompt": "a", "structured_outputs": {"json": ENDLESS}}, "structured_outputs.json"),
+        (
+            "/v1/responses",
+            {"input": "a", "text": {"format": {"type": "json_schema", "name": "x", "schema": ENDLESS}}},
+            "text.format.schema",
+        ),
+    ],
+)
+def test_what_only_the_engine_finds_wrong_names_the_parameter_too(
+    quick: Running, path: str, fields: dict[str, Any], param: str
+) -> None:
+    messages = {"messages": [{"role": "user", "content": "a"}]} if path == "/v1/chat/completions" else {}
+    answer = quick.post(path, {"model": "stand", **messages, **fields})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert "it refers to itself without an end" in error["message"]
+
+
 def test_a_grammar_that_takes_long_holds_nobody_else_up(quick: Running) -> None:
     def names(start: int) -> dict[str, Any]:
         return {"properties": {f"property number {n}": {"type": "string"} for n in range(start, start + 800)}}

@@ -13,6 +13,8 @@ from typing import Any
 import openai
 import pytest
 
+from tailrace.api.generation import refusal
+from tailrace.engine.protocol import Output
 from tailrace.models import Model, load_model, open_checkpoint
 from tests.api.conftest import Running, launch, serving, until
 from tests.models import random_llama, random_lora
@@ -42,6 +44,9 @@ def shelf(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
     random_lora.write(root / "dora", random_lora.tensors(model, 4), random_lora.config(use_dora=True))
     outside = random_lora.make(root.parent / "outside", model, 5)
     (root / "link").symlink_to(outside)
+    pipe = random_lora.make(root / "pipe", model, 6) / "adapter_model.safetensors"
+    pipe.unlink()
+    os.mkfifo(pipe)
     (root / "half").mkdir()
     for file in outside.iterdir():
         (root / "half" / file.name).symlink_to(file)
@@ -192,6 +197,7 @@ def load_or_not(server: Running, name: str, path: str) -> Any:
         ("x", "link", "lora_path", "leads out of the directory"),
         ("x", "half", "lora_path", "leads out of the directory"),
         ("x", "/etc", "lora_path", "leads out of the directory"),
+        ("x", "pipe", "lora_path", "adapter_model.safetensors: not a regular file"),
         ("x", "a\0b", "lora_path", "is not a path"),
         ("x", "one/adapter_config.json", "lora_path", "no such directory"),
         ("tiny", "one", "lora_name", "is the name of the model itself"),
@@ -252,6 +258,11 @@ def test_adapters_outlive_the_engine_and_its_sleep(
         assert ask(other, "second", 404)["error"]["code"] == "model_not_found"
         assert names(other) == ["tiny", "first"]
         assert any("the adapter second is no longer served" in line for line in other.log)
+
+
+def test_an_adapter_that_went_while_a_request_was_on_its_way_is_a_model_that_is_not_found() -> None:
+    error = refusal(Output("r", finish="error", error="adapter_not_loaded: the adapter was unloaded"))
+    assert (error.status, error.param, error.code) == (404, "model", "model_not_found")
 
 
 def test_a_server_does_not_start_without_an_adapter_that_it_is_to_have(folder: Path, shelf: Path) -> None:

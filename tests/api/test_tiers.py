@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.api.conftest import NO_TLS, Running, until
+from tailrace.api.access import store
+from tests.api.conftest import NO_TLS, Running, serving, until
 
-CHAT = {"model": "stand", "messages": [{"role": "user", "content": "abc"}]}
+CHAT: dict[str, Any] = {"model": "stand", "messages": [{"role": "user", "content": "abc"}]}
 
 
 @pytest.fixture
@@ -40,6 +43,73 @@ def test_other_tiers_are_refused(quick: Running, path: str) -> None:
         answer = quick.post(path, {"model": "stand", **content, **body})
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "service_tier"
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, dict[str, str]]]:
+    """A server with a plain key, one that may go first, and one that is told at the start."""
+    file = tmp_path_factory.mktemp("keys") / "keys.json"
+    keys = {name: store.create(file, name, least_priority=least)[1] for name, least in (("plain", 0), ("pager", -30))}
+    with serving(keys=str(file), api_keys=["static"]) as server:
+        yield server, {**keys, "static": "static"}
+
+
+PATHS = {"/v1/chat/completions": CHAT, "/v1/completions": {"prompt": "a"}, "/v1/responses": {"input": "a"}}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("key", "tier", "least"), [("plain", "default", 0), ("static", "default", 0), ("pager", "priority", -30)]
+)
+def test_a_key_goes_first_only_where_it_may(
+    keyed: tuple[Running, dict[str, str]], path: str, key: str, tier: str, least: int
+) -> None:
+    server, keys = keyed
+
+    def ask(**more: Any) -> Any:
+        body = {"model": "stand", **PATHS[path], **more}
+        return server.post(path, body, headers={"authorization": f"Bearer {keys[key]}"})
+
+    assert ask(service_tier="priority").json()["service_tier"] == tier
+    assert ask(service_tier="flex").json()["service_tier"] == "flex"
+    for allowed in (least, 1000):
+        assert ask(priority=allowed).status_code == 200
+    for body in ({}, {"service_tier": "auto"}):
+        refused = ask(priority=least - 1, **body)
+        assert refused.status_code == 403
+        error = refused.json()["error"]
+        assert (error["type"], error["param"], error["code"]) == ("permission_error", "priority", "insufficient_scope")
+        assert f"a priority of {least} or more, not for {least - 1}" in error["message"]
+
+
+def test_no_tenant_goes_before_another_by_asking_for_it(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    """One slot comes free while requests of two tenants wait for it, of which the second asks to go first."""
+    file = tmp_path / "keys.json"
+    keys = {name: store.create(file, name)[1] for name in ("busy", "one", "other", "third")}
+    keys["pager"] = store.create(file, "pager", least_priority=-30)[1]
+    ended: list[str] = []
+    with serving(loader="tests.api.stand:load_slow", keys=str(file), max_running=2) as server:
+
+        def ask(key: str, tokens: int, **more: Any) -> None:
+            body = {"model": "stand", "prompt": f"{key} {tokens}", "max_tokens": tokens, "ignore_eos": True, **more}
+            answer = server.post("/v1/completions", body, headers={"authorization": f"Bearer {keys[key]}"})
+            assert answer.status_code == 200, answer.text
+            ended.append(key)
+
+        def requests(state: str, count: int) -> None:
+            header = {"authorization": f"Bearer {keys['busy']}"}
+            until(lambda: server.metric_of(header, f"vllm:num_requests_{state}") == count, f"{count} to be {state}")
+
+        for first, second in (("one", "other"), ("third", "pager")):
+            asked = [pool.submit(ask, "busy", 40), pool.submit(ask, "busy", 80)]
+            requests("running", 2)
+            asked.append(pool.submit(ask, first, 30))
+            requests("waiting", 1)
+            asked.append(pool.submit(ask, second, 10, service_tier="priority"))
+            requests("waiting", 2)
+            for one in asked:
+                one.result()
+    assert [key for key in ended if key != "busy"] == ["one", "other", "pager", "third"]
 
 
 def test_anthropics_tiers_are_the_standard_one(quick: Running) -> None:

@@ -55,6 +55,14 @@ def test_a_key_is_made_shown_limited_and_revoked(run: Run, tmp_path: Path) -> No
 
     assert run("limit", "ada", "--concurrent", "2") == "Key ada: 500 tokens/min, 2 at a time\n"
     assert run("limit", "ada", "--tokens-per-minute", "0") == "Key ada: 2 at a time\n"
+    assert run("limit", "ada", "--least-priority", "-30") == "Key ada: 2 at a time, priority from -30\n"
+    assert run("limit", "ada", "--concurrent", "3") == "Key ada: 3 at a time, priority from -30\n"
+    assert store.read(file).keys[0].least_priority == -30
+    assert "priority from -30" in run("list")
+    assert json.loads(run("show", "ada", "--json"))["least_priority"] == -30
+    run("limit", "--tenant", "t", "--least-priority", "-1", status=2)
+    assert "is of a key, not of a tenant" in run.err
+    assert run("limit", "ada", "--least-priority", "0") == "Key ada: 3 at a time\n"
     assert run("limit", "--tenant", "t", "--requests-per-minute", "9") == "Tenant t: 9 requests/min\n"
     shown = run("show", "ada") + run("show", entry.id, "--json") + run("list") + run("list", "--json")
     assert entry.id in shown
@@ -77,6 +85,7 @@ def test_mistakes_end_with_status_2_and_a_sentence(run: Run, tmp_path: Path) -> 
         (("create", "a b"), "letters, digits"),
         (("create", "a", "--expires", "soon"), "--expires is a time from now"),
         (("create", "a", "--concurrent", "-1"), "--concurrent"),
+        (("create", "a", "--least-priority", "1"), "--least-priority"),
         (("limit",), "either a key or --tenant"),
         (("revoke", "eve"), "tailrace keys create"),
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -200,6 +201,19 @@ def test_files_that_are_missing_or_damaged_are_named(model: Model, tmp_path: Pat
     config.unlink()
     config.mkdir()
     with pytest.raises(ModelError, match="cannot be read"):
+        read_adapter(folder, model)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_what_is_no_regular_file_is_refused_at_once(model: Model, tmp_path: Path, name: str) -> None:
+    folder = random_lora.make(tmp_path / "a", model, 1)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)  # opening it would wait for a writer that never comes
+    with pytest.raises(ModelError, match=rf"{name}: not a regular file"):
+        read_adapter(folder, model)
+    (folder / name).unlink()
+    (folder / name).symlink_to("/dev/zero")
+    with pytest.raises(ModelError, match=rf"{name}: not a regular file"):
         read_adapter(folder, model)
 
 

@@ -108,6 +108,39 @@ def test_what_cannot_be_compiled_is_refused_with_a_reason(compiler: Compiler) ->
         compiler.compile(Grammar("regex", "["))
 
 
+RECURSIVE = '{"$defs": {"x": {"$ref": "#/$defs/x"}}, "type": "array", "items": {"$ref": "#/$defs/x"}, "minItems": 1}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("lark", "start: start"),
+        ("lark", "start: a\na: b\nb: a"),
+        ("lark", 'start: start "a"'),
+        ("json", '{"$ref": "#"}'),
+        ("regex", r"[^\s\S]"),
+    ],
+)
+def test_what_no_text_matches_is_refused_in_words(compiler: Compiler, kind: str, text: str) -> None:
+    for _ in range(2):  # nothing of it is kept
+        with pytest.raises(InvalidInput, match="cannot be compiled: no text matches it.* refers to itself") as refused:
+            compiler.compile(Grammar(kind, text))  # type: ignore[arg-type]
+    assert "\n" not in str(refused.value)
+
+
+def test_a_grammar_that_comes_to_where_nothing_follows_says_so(compiler: Compiler) -> None:
+    matcher = compiler.compile(Grammar("json", RECURSIVE))
+    assert matcher.forced()
+    with pytest.raises(GrammarError, match=r"cannot be followed: no text matches it.* that begins so") as failed:
+        allowed(matcher)
+    assert "<" not in str(failed.value)
+
+
+@pytest.mark.parametrize("text", ["", "a?"])
+def test_a_text_may_be_empty(compiler: Compiler, text: str) -> None:
+    assert EOS in allowed(compiler.compile(Grammar("regex", text)))
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "says"),
     [

@@ -14,6 +14,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from tailrace.api.errors import HttpError
+from tailrace.api.priority import MOST_URGENT
 from tailrace.terms import InvalidInput
 
 if TYPE_CHECKING:
@@ -39,10 +40,12 @@ class Caller:
     scopes: tuple[str, ...] = ("inference",)
     key: str = ""
     group: str = ""
+    least_priority: int = 0
+    """The lowest priority that their requests may ask for."""
     entry: Key | None = field(default=None, repr=False)
 
 
-ANYONE = Caller()
+ANYONE = Caller(least_priority=MOST_URGENT)
 """Who asks where no key is configured."""
 
 
@@ -148,7 +151,7 @@ class Guard:
         if entry.expires is not None and self._wall_clock() >= entry.expires.timestamp():
             raise _unknown("the API key has expired")
         salt = TENANT + entry.tenant if entry.tenant is not None else entry.digest
-        return Caller(salt, entry.scopes, entry.id, entry.tenant or "", entry)
+        return Caller(salt, entry.scopes, entry.id, entry.tenant or "", entry.least_priority, entry)
 
     def again(self, key: str, tenant: str) -> Caller:
         """Whoever had this key (its name) and tenant once, for work that goes on without them. Raises HttpError 401

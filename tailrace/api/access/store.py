@@ -22,6 +22,7 @@ from typing import Literal
 
 import msgspec
 
+from tailrace.api.priority import MOST_URGENT
 from tailrace.terms import InvalidInput
 
 VERSION = 1
@@ -69,6 +70,8 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     expires: datetime | None = None
     revoked: datetime | None = None
     limits: Quota = NO_QUOTA
+    least_priority: int = 0
+    """The lowest `priority` that its requests may ask for; lower goes first, of all tenants' requests."""
 
     def state(self, now: datetime) -> Literal["active", "expired", "revoked"]:
         """Whether it may be used at a moment."""
@@ -94,6 +97,8 @@ class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"the digest of key {key.id} is not 64 hexadecimal digits")
             if not key.scopes:
                 raise ValueError(f"key {key.id} has no scope")
+            if not MOST_URGENT <= key.least_priority <= 0:
+                raise ValueError(f"the least priority of key {key.id} is not between {MOST_URGENT} and 0")
             for when in (key.created, key.expires, key.revoked):
                 if when is not None and when.tzinfo is None:
                     raise ValueError(f"a time of key {key.id} has no time zone")
@@ -197,6 +202,7 @@ def create(
     scopes: tuple[Scope, ...] = ("inference",),
     expires: datetime | None = None,
     limits: Quota = NO_QUOTA,
+    least_priority: int = 0,
     now: datetime | None = None,
 ) -> tuple[Key, str]:
     """A new key: its entry, and the key itself, which is nowhere else. Raises InvalidInput."""
@@ -211,7 +217,9 @@ def create(
     made = (now or datetime.now(UTC)).replace(microsecond=0)
     if expires is not None and expires <= made:
         raise InvalidInput("the key would have expired already", param="expires")
-    entry = Key(ids, digest(key).hex(), name, made, tenant, scopes, expires, limits=limits)
+    entry = Key(
+        ids, digest(key).hex(), name, made, tenant, scopes, expires, limits=limits, least_priority=least_priority
+    )
     change(file, lambda keys: msgspec.structs.replace(keys, keys=(*keys.keys, entry)))
     return entry, key
 
@@ -228,12 +236,13 @@ def revoke(file: Path, given: str, *, now: datetime | None = None) -> Key:
     return keys.find(given)
 
 
-def limit(file: Path, given: str, limits: Quota, *, tenant: bool) -> None:
-    """Sets what a key (by id or name) or a tenant may use. Raises InvalidInput."""
+def limit(file: Path, given: str, limits: Quota, *, tenant: bool, least_priority: int = 0) -> None:
+    """Sets what a key (by id or name) or a tenant may use, and a key's least priority. Raises InvalidInput."""
 
     def edit(keys: Keys) -> Keys:
         if not tenant:
-            return keys.replaced(msgspec.structs.replace(keys.find(given), limits=limits))
+            key = msgspec.structs.replace(keys.find(given), limits=limits, least_priority=least_priority)
+            return keys.replaced(key)
         check_name(given, "tenant")
         tenants = {name: quota for name, quota in keys.tenants.items() if name != given}
         return msgspec.structs.replace(keys, tenants=tenants if limits == NO_QUOTA else {**tenants, given: limits})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tailrace.api import schema
 from tailrace.api.anthropic.schema import CountTokens, Messages
-from tailrace.api.params import COMPLETION_MAX_TOKENS, TIERS
+from tailrace.api.params import COMPLETION_MAX_TOKENS
+from tailrace.api.priority import TIERS
 from tailrace.api.reference import answers
 from tailrace.api.reference.declare import MODEL, Endpoint, Json, Parameter, differs, needed, parameters, row
 from tailrace.api.reference.schemas import (
@@ -39,7 +40,11 @@ FORM: Json = {"type": "object", "properties": {"river": {"type": "string", "maxL
 TOOL: Json = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 SAY = [{"role": "user", "content": "Hello!"}]
 MODEL_ROW = row("a name that `GET /v1/models` lists", MODEL)
-PRIORITY = row("lower goes first; 0 where it is absent. A request that waits goes up by one every ten seconds", 5)
+PRIORITY = row(
+    "lower goes first; 0 where it is absent. A request that waits goes up by one every ten seconds. Below 0 only with "
+    "an API key that may go first (`--least-priority`)",
+    5,
+)
 USER_ROW = row("goes to the request's log line", "somebody", USER)
 EXTRAS = row("`timeline`: the answer has the request's timeline. `token_times`: with each token's", {"timeline": True})
 KWARGS = row(
@@ -66,7 +71,8 @@ SAMPLING: dict[str, Parameter] = {
     "priority": PRIORITY,
     "service_tier": differs(
         "a priority: `flex` is `priority` 30, `priority` is -30, `auto` and `default` are 0; not together with "
-        "`priority`. The answer says it where it was given, `auto` as `default`",
+        "`priority`. The answer says it where it was given, `auto` as `default`, and `priority` too where the API key "
+        "may not go first",
         "flex",
         {"enum": list(TIERS)},
     ),

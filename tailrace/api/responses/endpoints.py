@@ -55,7 +55,7 @@ async def create(service: Service, exchange: Exchange) -> None:
     keep = kept.keeper(service, exchange, plan, asked.conversation, shape.head) if asked.store else None
     with translate.own_words():
         service.submit(plan, exchange, "responses", stored=asked.store)
-    await service.respond(plan, exchange, shape, keep)
+        await service.respond(plan, exchange, shape, keep)
 
 
 async def ask(service: Service, exchange: Exchange, body: Create) -> Asked:
