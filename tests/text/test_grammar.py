@@ -123,7 +123,7 @@ RECURSIVE = '{"$defs": {"x": {"$ref": "#/$defs/x"}}, "type": "array", "items": {
 )
 def test_what_no_text_matches_is_refused_in_words(compiler: Compiler, kind: str, text: str) -> None:
     for _ in range(2):  # nothing of it is kept
-        with pytest.raises(InvalidInput, match="cannot be compiled: no text matches it.* refers to itself") as refused:
+        with pytest.raises(InvalidInput, match=r"cannot be compiled: no text matches it.* refers to itself") as refused:
             compiler.compile(Grammar(kind, text))  # type: ignore[arg-type]
     assert "\n" not in str(refused.value)
 
