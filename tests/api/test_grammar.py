@@ -181,7 +181,7 @@ def test_a_grammar_that_takes_long_holds_nobody_else_up(quick: Running) -> None:
     answers: list[int] = []
 
     def large(n: int) -> None:
-        answers.append(ask(quick, response_format=strict(names(n)), max_tokens=1).status_code)
+        answers.append(ask(quick, response_format=strict(names(n)), max_tokens=1, temperature=0).status_code)
 
     threads = [threading.Thread(target=large, args=(n,)) for n in range(2)]
     for thread in threads:
