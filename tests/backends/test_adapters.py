@@ -212,7 +212,7 @@ def test_numbers_that_bf16_cannot_hold_are_rounded_to_it(adapters: dict[str, lis
 
 @pytest.mark.parametrize("make", [lambda model: ReferenceBackend(model, pages=8), lambda model: cpu(model, [])])
 def test_an_adapter_takes_anothers_place_and_goes(make: object, adapters: dict[str, list[Adapter]]) -> None:
-    backend = make(model_of("llama"))  # type: ignore[operator]
+    backend = make(model_of("llama"))
     first, second, _ = adapters["llama"]
     truth = [logits(with_adapters(backend, [one]), 0) for one in (first, second)]
     assert not np.array_equal(*truth)
@@ -220,7 +220,7 @@ def test_an_adapter_takes_anothers_place_and_goes(make: object, adapters: dict[s
     backend.set_adapter(0, None)
     with pytest.raises((ValueError, KeyError)):
         logits(backend, 0)
-    assert np.array_equal(logits(backend, -1), logits(make(model_of("llama")), -1))  # type: ignore[operator]
+    assert np.array_equal(logits(backend, -1), logits(make(model_of("llama")), -1))
 
 
 def test_a_step_that_runs_keeps_its_adapters(adapters: dict[str, list[Adapter]]) -> None:

@@ -57,7 +57,7 @@ class Engine:
         **config: object,
     ) -> None:
         settings: dict[str, object] = {"kv_tokens": 2048, "max_context": CONTEXT, "step_tokens": 64, **config}
-        self.config = EngineConfig(**settings)  # type: ignore[arg-type]
+        self.config = EngineConfig(**settings)
         self.folders = folders
         self.backend = Counting(
             model,
@@ -92,7 +92,7 @@ class Engine:
     def submit(
         self, name: str, adapter: int, prompt: Sequence[int] = PROMPT, max_tokens: int = 12, **params: object
     ) -> None:
-        sampling = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **params})  # type: ignore[arg-type]
+        sampling = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **params})
         self.core.submit(Submit(name, list(prompt), sampling, adapter=adapter))
 
     def step(self) -> None:
@@ -113,7 +113,7 @@ class Engine:
 
     def ask(self, name: str, adapter: int, prompt: Sequence[int] = PROMPT, **params: object) -> tuple[list[int], int]:
         """One request by itself: its tokens, and how many of its prompt's were cached."""
-        self.submit(name, adapter, prompt, **params)  # type: ignore[arg-type]
+        self.submit(name, adapter, prompt, **params)
         self.run()
         assert self.last[name].error == ""
         return self.tokens[name], self.cached[name]
@@ -123,7 +123,7 @@ class Counting(CpuBackend):
     """Knows which numbers have an adapter."""
 
     def __init__(self, model: Model, **options: object) -> None:
-        super().__init__(model, **options)  # type: ignore[arg-type]
+        super().__init__(model, **options)
         self.numbers: set[int] = set()
 
     def set_adapter(self, number: int, adapter: object) -> None:
@@ -135,7 +135,7 @@ class Counting(CpuBackend):
 @pytest.fixture
 def engine(model: Model, folders: dict[int, Path]) -> Callable[..., Engine]:
     def make(*loaded: int, **options: object) -> Engine:
-        return Engine(model, folders, loaded or (1, 2), **options)  # type: ignore[arg-type]
+        return Engine(model, folders, loaded or (1, 2), **options)
 
     return make
 

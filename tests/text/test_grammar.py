@@ -124,7 +124,7 @@ RECURSIVE = '{"$defs": {"x": {"$ref": "#/$defs/x"}}, "type": "array", "items": {
 def test_what_no_text_matches_is_refused_in_words(compiler: Compiler, kind: str, text: str) -> None:
     for _ in range(2):  # nothing of it is kept
         with pytest.raises(InvalidInput, match=r"cannot be compiled: no text matches it.* refers to itself") as refused:
-            compiler.compile(Grammar(kind, text))  # type: ignore[arg-type]
+            compiler.compile(Grammar(kind, text))
     assert "\n" not in str(refused.value)
 
 
@@ -159,7 +159,7 @@ def test_a_text_may_be_empty(compiler: Compiler, text: str) -> None:
     ],
 )
 def test_wrong_grammars_are_found_with_a_reason(kind: str, text: str, says: str) -> None:
-    error = check(Grammar(kind, text))  # type: ignore[arg-type]
+    error = check(Grammar(kind, text))
     assert error
     assert says in error
     assert len(error) <= 303
@@ -176,7 +176,7 @@ def test_wrong_grammars_are_found_with_a_reason(kind: str, text: str, says: str)
     ],
 )
 def test_large_grammars_are_taken(kind: str, text: str) -> None:
-    assert check(Grammar(kind, text)) == ""  # type: ignore[arg-type]
+    assert check(Grammar(kind, text)) == ""
 
 
 def test_keywords_that_cannot_be_enforced_are_refused_unless_lenient() -> None:

@@ -158,7 +158,7 @@ def called(create: Callable[..., Any], body: dict[str, Any]) -> httpx.Response:
     plain = {name: value for name, value in body.items() if name in known and name not in ELSEWHERE}
     extra = {name: value for name, value in body.items() if name not in plain}
     kept: list[httpx.Response] = []
-    client = create.__self__._client._client  # type: ignore[attr-defined]
+    client = create.__self__._client._client
     client.event_hooks = {"response": [lambda answer: (answer.read(), kept.append(answer))]}
     with suppress(openai.APIStatusError, anthropic.APIStatusError):
         create(**plain, extra_body=extra)
