@@ -85,6 +85,13 @@ class Client:
             pass
         return taken
 
+    async def ended(self) -> str:
+        """What it is told, 0 for nothing, when the server has closed and it has hung up."""
+        status = await self.status()
+        await self.rest()
+        self.leave()
+        return str(status)
+
     def leave(self, *, rudely: bool = False) -> None:
         """Hangs up, with a reset where it is done rudely."""
         if rudely:
@@ -205,10 +212,7 @@ async def half(place: Place, number: int, rng: random.Random) -> str:
         await client.writer.drain()
         client.leave(rudely=number % 2 == 0)
         return "left"
-    status = await client.status()
-    await client.rest()
-    client.leave()
-    return str(status)
+    return await client.ended()
 
 
 async def silent(place: Place, number: int, rng: random.Random) -> str:
@@ -223,10 +227,7 @@ async def garbage(place: Place, number: int, rng: random.Random) -> str:
     """Sends what is no HTTP: the beginning of TLS, or anything."""
     client = await Client.connect(place.port)
     client.writer.write(b"\x16\x03\x01" + rng.randbytes(rng.randrange(1, 3000)))
-    status = await client.status()
-    await client.rest()
-    client.leave()
-    return str(status)
+    return await client.ended()
 
 
 async def wrong(place: Place, number: int, rng: random.Random) -> str:
@@ -234,20 +235,14 @@ async def wrong(place: Place, number: int, rng: random.Random) -> str:
     bodies = [b"{", b"[]", rng.randbytes(200), place.asking(number, temperature=-1), place.asking(number, n=10**9)]
     client = await Client.connect(place.port)
     client.writer.write(request(bodies[number % len(bodies)], headers=b"connection: close\r\n"))
-    status = await client.status()
-    await client.rest()
-    client.leave()
-    return str(status)
+    return await client.ended()
 
 
 async def too_large(place: Place, number: int, rng: random.Random) -> str:
     """Sends a body that is larger than the server takes, all of it."""
     client = await Client.connect(place.port)
     client.writer.write(request(b" " * (place.body_bytes + 1)))
-    status = await client.status()
-    await client.rest()
-    client.leave()
-    return str(status)
+    return await client.ended()
 
 
 Kind = Callable[[Place, int, random.Random], Awaitable[str]]
