@@ -15,7 +15,7 @@ from tailrace.api.adapters import NamedAdapter
 from tailrace.api.answers import call_ids
 from tailrace.api.constrained import constrained
 from tailrace.api.exchange import Exchange
-from tailrace.api.params import check, given, unsupported
+from tailrace.api.params import Asked, check, given, unsupported
 from tailrace.api.prompts import (
     Conversation,
     chat_prompt,
@@ -90,15 +90,8 @@ async def chat_plan(
     the most tokens of reasoning. Raises InvalidInput, or HttpError where nothing can be served."""
     text, ready = service.need()
     service.need_task(ready, "generate")
-    limits = service.settings.limits
-    asked = check(
-        body,
-        limits,
-        vocab=text.vocab_size,
-        least_priority=exchange.least_priority,
-        timeline=wants_timeline(exchange),
-    )
-    tools = read_tools(body, limits)
+    asked = asked_for(service, exchange, body, text.vocab_size)
+    tools = read_tools(body, service.settings.limits)
     await service.grammars.admit(asked.form)
     writes = await service.answers.tools(text, tools)
     prompt = await chat_prompt(service, body, tools, ready.max_context, parse_special=asked.parse_special)
@@ -108,6 +101,12 @@ async def chat_plan(
     service.need()
     plan = service.plan(asked, [prompt], ready.max_context, prefix, model=body.model, start=True, reading=reading)
     return plan, call_ids(short=writes is not None and text.short_call_ids)
+
+
+def asked_for(service: Service, exchange: Exchange, body: schema.Common, vocab: int) -> Asked:
+    """What a caller wants, apart from its prompt. Raises InvalidInput, or HttpError 403."""
+    timeline, least = wants_timeline(exchange), exchange.least_priority
+    return check(body, service.settings.limits, vocab=vocab, least_priority=least, timeline=timeline)
 
 
 def wants_timeline(exchange: Exchange) -> bool:
@@ -123,13 +122,7 @@ async def completions(service: Service, exchange: Exchange) -> None:
     service.need_task(ready, "generate")
     service.need_model(body.model)
     limits = service.settings.limits
-    asked = check(
-        body,
-        limits,
-        vocab=text.vocab_size,
-        least_priority=exchange.least_priority,
-        timeline=wants_timeline(exchange),
-    )
+    asked = asked_for(service, exchange, body, text.vocab_size)
     prompts_given = read_prompts(body.prompt, limits.prompts, ready.max_context)
     if len(prompts_given) * asked.n > limits.choices:
         raise InvalidInput(
