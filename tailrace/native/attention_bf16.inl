@@ -61,7 +61,8 @@ inline void gather_bf16(const AttentionArgs &a, const Sequence &s, int kv_head, 
     for (; row % PAGE; row++) std::memset(q + row * a.head_dim, 0, sizeof(uint16_t) * size_t(a.head_dim));
 }
 
-// Up to sixteen rows against one piece, while what is read next is fetched, if anything: their maxima, in natural units as pieces elsewhere have them, sums, and outputs [16][dim].
+// Up to sixteen rows against one piece, while what is read next is fetched, if anything: their maxima, in natural units as pieces
+// elsewhere have them, sums, and outputs [16][dim].
 inline void piece_bf16(const AttentionArgs &a, const Pages &pages, const uint16_t *q, int64_t rows, int64_t piece, const int64_t *lo,
                        const int64_t *hi, const PieceAt *ahead, float *max, float *sum, float *o) {
     alignas(64) float s[PIECE_PAGES * PAGE * LANES];
