@@ -215,8 +215,10 @@ def read_only(server: Running, folder: Path) -> None:
     if not OWN_MOUNTS:
         folder.chmod(0o500)
         return
-    for options in (["--bind", folder, folder], ["-o", "remount,bind,ro", folder]):
-        subprocess.run(["nsenter", "-t", str(server.engine), "-m", "mount", *options], check=True)
+    mount = ["nsenter", "-t", str(server.engine), "-m", "mount"]
+    subprocess.run([*mount, "--bind", folder, folder], check=True)
+    # refused while the engine is in the middle of writing a page there
+    until(lambda: subprocess.run([*mount, "-o", "remount,bind,ro", folder]).returncode == 0, "a read-only mount")
 
 
 @pytest.mark.parametrize(
