@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tailrace.backends import PAGE_SIZE, Backend, Batch, Sampling
+from tailrace.backends.reference.ops import Rounded
 
 _FIELDS: dict[str, tuple[float, Any]] = {
     "temperature": (0.0, np.float32),
@@ -80,3 +81,8 @@ def logits_of(
         assert logits is not None
         found.append(logits)
     return np.concatenate(found)
+
+
+def rounding(kernels: str) -> Rounded:
+    """How the reference must round to follow a kernel build."""
+    return "bf16" if kernels == "amx" else "int8"

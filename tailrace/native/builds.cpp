@@ -24,7 +24,9 @@ bool cpu_has(const std::string &name) {
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && cpu_has("avx2");
     if (name == "avx512bf16") return cpu_has("avx512") && __builtin_cpu_supports("avx512bf16");
-    if (name == "amx") return cpu_has("avx512bf16") && amx_permitted();
+#if defined(TR_HAVE_AMX)
+    if (name == "amx") return cpu_has("avx512bf16") && __builtin_cpu_supports("avx512fp16") && amx_permitted();
+#endif
 #elif defined(__aarch64__)
     if (name == "neon") return true; // part of the architecture
 #if defined(__ARM_FEATURE_DOTPROD)
@@ -43,7 +45,9 @@ const Kernels *built(const std::string &name) {
     if (name == "avx512") return kernels_avx512();
 #if !defined(TR_EMULATE)
     if (name == "avx512bf16") return kernels_avx512bf16();
+#if defined(TR_HAVE_AMX)
     if (name == "amx") return kernels_amx();
+#endif
 #endif
 #elif defined(TR_HAVE_ARM)
     if (name == "neon") return kernels_neon();

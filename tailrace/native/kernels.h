@@ -75,9 +75,10 @@ struct Packed {
     TR_INLINE size_t bytes() const { return size_t(n / LANES) * tile_bytes(); }
 };
 
-// Activations [rows, k] rounded to int8 in blocks of 32: value = q * d. `ds` is d * sum(q) of the block, `ds16` of each
-// half; `s16` the integer sums of each half. Blocks lie in the order of `at`: row by row; or, where there are many rows,
-// the same block of sixteen rows together, as matrix instructions take them.
+// Activations [rows, k], rounded in blocks of 32, to what the products of the build take. Most: int8, value = q * d. `ds` is d *
+// sum(q) of the block, `ds16` of each half; `s16` the integer sums of each half. With AMX: `q` is bf16, and there is nothing else.
+// Blocks lie in the order of `at`: row by row; or, where there are many rows, the same block of sixteen rows together, as matrix
+// instructions take them.
 struct Quantised {
     int8_t *q = nullptr;
     float *d = nullptr, *ds = nullptr, *ds16 = nullptr;
@@ -209,7 +210,11 @@ constexpr size_t PEAK_DATA = 4096;
 
 struct Kernels {
     const char *name;
-    // `tiles` tiles from `tile` on. scratch: 16 * w.k bytes (the quants of one tile, a byte each)
+    void (*enter)();         // before and...
+    void (*leave)();         // ...after a thread's part of a step, if it has other work as well
+    int activation_bytes;    // of a rounded one: 1 int8, 2 bf16
+    int64_t panel;           // rows of one task of a product: their activations stay in the core's cache
+    // `tiles` tiles from `tile` on. scratch: `product_scratch` floats
     void (*gemm_int)(const Packed &w, int64_t tile, int64_t tiles, const Quantised &x, int64_t row0, int64_t rows, const Output &out,
                      uint8_t *scratch);
     // One row and `count` tiles of matrices like w, `side` at a time (at most `streams` and one): out[i] gets the sixteen of tile i.
@@ -242,6 +247,9 @@ struct Kernels {
     // A multiple of 256 bytes, `times` over, fetched so many bytes before they are needed; `ahead` < 0: four runs of them side by side.
     int32_t (*read_all)(const uint8_t *data, int64_t bytes, int64_t times, int64_t ahead);
 };
+
+// Floats of scratch for a product with `k` inputs: the quants of one tile, a byte each; or the sums of so many rows and two tiles.
+TR_INLINE size_t product_scratch(int64_t k, int64_t rows) { return size_t(k * LANES / 4 > rows * 2 * LANES ? k * LANES / 4 : rows * 2 * LANES); }
 
 // Floats of scratch for `attend` with this many rows (queries x heads of a group).
 TR_INLINE size_t attention_scratch(int64_t rows, int head_dim) {

@@ -16,7 +16,6 @@ constexpr int SPIN = 2000;           // turns of waiting before a thread parks
 constexpr int AHEAD = 512;           // cache lines of the next weights that a waiting thread fetches
 constexpr int64_t FEW_ROWS = 4;      // rows up to which a step is bound by memory
 constexpr int64_t ASIDE_ROWS = 32;   // rows up to which products are computed aside
-constexpr int64_t PANEL = 128;       // rows of one task of a product: their activations stay in the core's cache
 constexpr int64_t MOST_TILES = 16;   // tiles of one task of a product
 constexpr int64_t MOST_SPREAD = 4 * (MOST_TILES + 4); // tiles of one task that is spread, where runs are uneven
 constexpr int64_t PATIENCE = 15000;   // nanoseconds, besides two tasks' time, before a waiting thread takes over a task
@@ -56,17 +55,19 @@ void Program::need_quantised(int index) {
     Buffer &b = buffers_.at(size_t(index));
     if (b.quantised.q) return;
     const int64_t rows = int64_t(b.data.size()) / b.ld, blocks = b.ld / QBLOCK * round_up(rows, group_of(rows));
-    b.q.resize(size_t(blocks * QBLOCK));
-    b.d.resize(size_t(blocks));
-    b.ds.resize(size_t(blocks));
-    b.ds16.resize(size_t(blocks * 2));
-    b.s16.resize(size_t(blocks * 2));
+    b.q.resize(size_t(blocks * QBLOCK * k_->activation_bytes));
+    if (k_->activation_bytes == 1) {
+        b.d.resize(size_t(blocks));
+        b.ds.resize(size_t(blocks));
+        b.ds16.resize(size_t(blocks * 2));
+        b.s16.resize(size_t(blocks * 2));
+    }
     b.quantised = {b.q.data(), b.d.data(), b.ds.data(), b.ds16.data(), b.s16.data(), b.ld, 1};
 }
 
 int Program::weight(const Packed &w) {
     weights_.push_back(w);
-    scratch_floats_ = std::max(scratch_floats_, size_t(w.k) * LANES / 4);
+    scratch_floats_ = std::max(scratch_floats_, product_scratch(w.k, k_->panel));
     return int(weights_.size()) - 1;
 }
 
@@ -298,7 +299,7 @@ int64_t Program::prepare(const Op &op, int64_t rows) {
     case Code::Linear:
     case Code::Gate: {
         const int64_t chunk = chunk_tiles(op);
-        return (op.tiles + chunk - 1) / chunk * ((rows + PANEL - 1) / PANEL);
+        return (op.tiles + chunk - 1) / chunk * ((rows + k_->panel - 1) / k_->panel);
     }
     case Code::Attend: return int64_t(plans_[op.plan].units.size());
     case Code::Merge: return plans_[op.plan].split ? step_.sequences * op.kv_heads : 0;
@@ -313,8 +314,8 @@ int64_t Program::prepare(const Op &op, int64_t rows) {
 // Panel by panel, so that all threads work on the same rows.
 Program::Share Program::share(const Op &op, int64_t rows, int64_t task) const {
     const int64_t chunk = chunk_tiles(op), chunks = (op.tiles + chunk - 1) / chunk;
-    const int64_t from = task % chunks * chunk, row = task / chunks * PANEL;
-    return {from, std::min(op.tiles, from + chunk), row, std::min(PANEL, rows - row)};
+    const int64_t from = task % chunks * chunk, row = task / chunks * k_->panel;
+    return {from, std::min(op.tiles, from + chunk), row, std::min(k_->panel, rows - row)};
 }
 
 AttentionArgs Program::arguments(const Op &op) {
@@ -963,6 +964,11 @@ void Program::touch_own(int thread) {
 // Every thread walks the same list: it takes tasks of a stage until none is left, and goes on when all are complete.
 void Program::replay(int thread, uint32_t step) {
     touch_own(thread);
+    const struct Part {
+        const Kernels &k;
+        explicit Part(const Kernels &kernels) : k(kernels) { k.enter(); }
+        ~Part() { k.leave(); }
+    } part(*k_);
     const uint32_t version = version_.load();
     if (number_.load() != step) return; // it is over
     const size_t count = stage_count_.load();
@@ -1001,7 +1007,7 @@ void Program::size_stages() {
         progress_[i].claims = claims_.get() + size_t(tasks) * i;
         progress_[i].lanes = lanes_.get() + size_t(threads_) * i;
     }
-    const int64_t rows = std::min(std::max(ASIDE_ROWS * MOST_TILES, PANEL * 4), max_tokens_ * MOST_TILES);
+    const int64_t rows = std::min(std::max(ASIDE_ROWS * MOST_TILES, k_->panel * 4), max_tokens_ * MOST_TILES);
     aside_floats_ = size_t(std::max(rows, MOST_SPREAD) * LANES);
 }
 

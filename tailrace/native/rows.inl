@@ -1,44 +1,13 @@
-// Operations on one row: norm, rounding to int8, rotation, KV writes, activation.
+// Operations on one row: norm, rounding, rotation, KV writes, activation.
 #pragma once
 
 namespace TR_NS {
 
 using namespace tailrace;
 
-// Block b of a row: 32 values to int8, with their scale and sums.
-inline void round_block(F lo, F hi, int64_t row, int64_t b, const Quantised &out) {
-    const int64_t at = out.at(row, b);
-    int8_t *q = out.q + at * QBLOCK;
-    const float amax = f_hmax(f_max(f_abs(lo), f_abs(hi)));
-    const float d = amax / 127.0f;
-    const F inverse = f_set1(amax > 0.0f ? 127.0f / amax : 0.0f);
-    const F limit = f_set1(127.0f), low = f_set1(-127.0f);
-    const I a = f_round(f_max(low, f_min(limit, lo * inverse)));
-    const I c = f_round(f_max(low, f_min(limit, hi * inverse)));
-    i_store_i8(q, a);
-    i_store_i8(q + LANES, c);
-    const int32_t sa = i_sum(a), sc = i_sum(c);
-    out.d[at] = d;
-    out.ds[at] = d * float(sa + sc);
-    out.ds16[at * 2] = d * float(sa);
-    out.ds16[at * 2 + 1] = d * float(sc);
-    out.s16[at * 2] = sa;
-    out.s16[at * 2 + 1] = sc;
-}
-
 void quantise(const float *x, int64_t row, const Quantised &out) {
     x += row * out.k;
     for (int64_t b = 0; b < out.blocks(); b++, x += QBLOCK) round_block(f_load(x), f_load(x + LANES), row, b, out);
-}
-
-void widen(const Quantised &x, int64_t row, float *out) {
-    for (int64_t b = 0; b < x.blocks(); b++, out += QBLOCK) {
-        const int64_t at = x.at(row, b);
-        const int8_t *q = x.q + at * QBLOCK;
-        const F d = f_set1(x.d[at]);
-        f_store(out, i_float(i_load_i8(q)) * d);
-        f_store(out + LANES, i_float(i_load_i8(q + LANES)) * d);
-    }
 }
 
 void rms_norm(const float *x, const float *weight, float eps, int64_t width, float *out) {

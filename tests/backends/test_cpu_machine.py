@@ -315,18 +315,25 @@ def test_the_slowest_need_is_the_bound() -> None:
 
 
 def test_tiles_are_a_ceiling_for_integers_and_count_whole() -> None:
-    """A tile takes as long with one row as with sixteen; bf16 of tiles is another rounding, so it holds nothing."""
-    ceilings, cold = made(), Cold(1, "memory", 10e9)
+    """A tile takes as long with one row as with sixteen; bf16 of tiles is another rounding, so it holds nothing but a
+    build that rounds so."""
+    measured, cold = made(), Cold(1, "memory", 10e9)
     tiles = tuple(Arithmetic(f"amx_{kind}", "by hand", 2, 400e9, 400e9) for kind in ("int8", "bf16"))
-    ceilings = msgspec.structs.replace(ceilings, arithmetics=(*ceilings.arithmetics, *tiles))
 
-    def arithmetic(kind: str, rows: int) -> Bound:
+    def arithmetic(kind: str, rows: int, kernels: str = "avx512bf16") -> Bound:
+        machine = msgspec.structs.replace(measured.machine, kernels=kernels)
+        ceilings = msgspec.structs.replace(measured, machine=machine, arithmetics=(*measured.arithmetics, *tiles))
         return bounds_of(Row("x", "", 1, Work({kind: 2_000_000 * rows}, 1, 1, 1), rows), ceilings, cold).arithmetic
 
     assert arithmetic("int8_by_int4", 1) == Bound("int8_by_int4", pytest.approx(1e6 / 50e9))
     assert arithmetic("int8_by_int4", 16) == Bound("amx_int8", pytest.approx(16e6 / 400e9))
     assert arithmetic("int8_by_int8", 17) == Bound("amx_int8", pytest.approx(32e6 / 400e9))
     assert arithmetic("bf16", 16) == Bound("bf16", pytest.approx(16e6 / 50e9))
+    for kind in ("int8_by_int4", "int8_by_int8"):
+        assert (
+            arithmetic(kind, 1, "amx") == arithmetic(kind, 16, "amx") == Bound("amx_bf16", pytest.approx(16e6 / 400e9))
+        )
+    assert arithmetic("bf16", 16, "amx") == Bound("bf16", pytest.approx(16e6 / 50e9))
 
 
 @pytest.mark.parametrize(("kernels", "found"), [("avx512bf16", "bf16_dot"), ("amx", "amx_bf16"), ("avx512", "fp32")])

@@ -12,7 +12,7 @@ import pytest
 from tailrace.backends import Format, Weight
 from tailrace.backends.reference import ReferenceBackend
 from tailrace.backends.reference.kept import round_to_bf16
-from tailrace.backends.reference.ops import round_to_int8
+from tailrace.backends.reference.ops import round_to_int8, widen_to_bf16
 from tailrace.models import load_model, open_checkpoint
 from tests.batches import batch, logits_of, pages_for
 
@@ -104,7 +104,17 @@ def test_rounding_activations_to_int8() -> None:
 
 def test_only_quantised_weights_see_rounded_activations() -> None:
     exact = logits_of(backend_of("llama"), PROMPT[:10], [9])
-    assert np.array_equal(exact, logits_of(backend_of("llama", quantised_activations=True), PROMPT[:10], [9]))
+    for rounded in ("int8", "bf16"):
+        assert np.array_equal(exact, logits_of(backend_of("llama", rounded=rounded), PROMPT[:10], [9]))
+
+
+def test_widening_weights_to_bf16() -> None:
+    weights = np.array([0.0, 1.0, -1.0, 1 + 2**-8, -1 - 2**-8, 1 + 2**-8 - 2**-10, 3e-8, 300.0, -256.0], np.float32)
+    above = 1 + 2**-7  # the next bf16; halves go away from zero
+    assert widen_to_bf16(weights).tolist() == [0.0, 1.0, -1.0, above, -above, 1.0, 0.0, 256.0, -256.0]
+    rng = np.random.default_rng(0)
+    some = (rng.normal(size=1000) * 0.05).astype(np.float32)
+    assert (np.abs(widen_to_bf16(some) - some) <= np.abs(some) * 2**-8 * 1.1 + 2**-22).all()
 
 
 def test_counted_bytes() -> None:

@@ -24,7 +24,7 @@
 using namespace tailrace;
 
 // Every member is tested below; a new one must be too. Those that only measure (`peaks` and what follows) are not.
-static_assert(offsetof(Kernels, peaks) == sizeof(const char *) + 17 * sizeof(void (*)()) + sizeof(void *)); // the last is `streams`, padded
+static_assert(offsetof(Kernels, peaks) == sizeof(const char *) + 19 * sizeof(void (*)()) + 3 * sizeof(void *)); // the last are numbers, padded
 
 namespace {
 
@@ -213,8 +213,8 @@ struct Rounded {
     std::vector<float> d, ds, ds16;
     std::vector<int32_t> s16;
     Quantised view;
-    Rounded(int64_t rows, int64_t k, int64_t group = 1)
-        : q(size_t((rows + group - 1) / group * group * k)), d(q.size() / QBLOCK), ds(d.size()), ds16(d.size() * 2), s16(d.size() * 2),
+    Rounded(int64_t rows, int64_t k, int64_t group = 1, int bytes = 1)
+        : q(size_t((rows + group - 1) / group * group * k * bytes)), d(q.size() / QBLOCK), ds(d.size()), ds16(d.size() * 2), s16(d.size() * 2),
           view{q.data(), d.data(), ds.data(), ds16.data(), s16.data(), k, group} {}
     Rounded(const Rounded &) = delete;
     // Any activations, and scales that are powers of two.
@@ -410,6 +410,128 @@ void test_gemm_int(Pair p) {
             }
 }
 
+// Of builds whose activations are bf16, as the instructions that sum them define it.
+//
+// An activation is kept times 2^80, a weight is multiplied as 2^-104 of itself (so is a product 2^-24 of what it stands for). Of
+// every four inputs the second and the third change places.
+constexpr float ACTIVATION_GAIN = 0x1p80f;
+int64_t swapped(int64_t i) { return i / 4 * 4 + i % 2 * 2 + i / 2 % 2; }
+
+// The nearest bf16, ties to even.
+uint16_t to_bf16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// Bits of the nearest float16, ties to even; infinite from 65,520 on.
+uint16_t to_half(double x) {
+    const double size = std::fmin(std::fabs(x), 0x1p16);
+    int exponent = -14;
+    if (size >= 0x1p-14) std::frexp(size, &exponent), exponent--;
+    const auto steps = int(std::nearbyint(std::ldexp(size, 10 - exponent))); // a carry goes on into the exponent
+    return uint16_t((x < 0 ? 0x8000 : 0) | (steps + ((exponent + 14) << 10)));
+}
+
+// What is multiplied for input i of an output.
+float widened(const Matrix &m, int64_t n, int64_t i) {
+    float scale, min;
+    int q;
+    m.at(n, i, scale, min, q);
+    const Quants &u = m.w.quants;
+    if (u.min == Min::Eight) min = 0.0f, q -= 8;
+    const double kept_scale = Matrix::float_of(to_half(scale)), kept_min = Matrix::float_of(to_half(min));
+    const double weight = double(q) * kept_scale + kept_min;
+    const uint16_t bits = to_half(256.0 * weight), size = uint16_t(((bits & 0x7fff) + 4) >> 3);
+    const float found = size < 0x80 ? 0.0f : bf16(uint16_t((bits & 0x8000) | size));
+    const double truth = std::fmax(-256.0, std::fmin(256.0, double(q) * scale + min)), bound = 0x1p-8 * std::fabs(truth) + 0x1p-10 * (std::fabs(double(q) * scale) + std::fabs(min)) + 0x1p-22;
+    near("widened", size_t(i), std::ldexp(double(found), 104), truth, bound);
+    return found;
+}
+
+void test_round_bf16(Pair p) {
+    Random random{12};
+    for (int64_t group : {int64_t(1), int64_t(LANES)}) {
+        const int64_t rows = 20, k = 96;
+        Rounded found(rows, k, group, 2);
+        std::vector<float> x;
+        for (int64_t r = 0; r < rows; r++)
+            for (const float v : random.normals(k, std::ldexp(1.0f, int(random.between(-100, 40))))) x.push_back(r % 4 == 1 ? std::ldexp(float(random.between(-1023, 1023)), -9) : v);
+        std::fill(x.begin(), x.begin() + QBLOCK, -0.0f);
+        for (int64_t r = 0; r < rows; r++) p.k.quantise(x.data(), r, found.view);
+        for (int64_t r = 0; r < rows; r++) {
+            std::vector<float> row(static_cast<size_t>(k));
+            p.k.widen(found.view, r, row.data());
+            for (int64_t i = 0; i < k; i++) {
+                uint16_t bits;
+                std::memcpy(&bits, found.q.data() + (found.view.at(r, i / QBLOCK) * QBLOCK + swapped(i % QBLOCK)) * 2, 2);
+                const uint16_t wanted = to_bf16(x[size_t(r * k + i)] * ACTIVATION_GAIN);
+                if (bits != wanted) fail("activation %d of row %d is %04x, not %04x", int(i), int(r), unsigned(bits), unsigned(wanted));
+                if (row[size_t(i)] != bf16(wanted) / ACTIVATION_GAIN) fail("activation %d of row %d comes back as %g", int(i), int(r), double(row[size_t(i)]));
+            }
+        }
+    }
+}
+
+// Output `column` of row `r`: of each block of 32 inputs the even places are added up from the first to the last, the odd ones
+// beside them, then both together and on to what there is, every sum rounded and none kept that is below the normal numbers.
+float tiled(const std::vector<float> &weights, const std::vector<float> &x) {
+    const auto flushed = [](float v) { return std::fabs(v) < 0x1p-126f ? std::copysign(0.0f, v) : v; };
+    float sum = 0.0f;
+    for (size_t b = 0; b < x.size(); b += QBLOCK) {
+        float part[2] = {0.0f, 0.0f};
+        for (size_t place = 0; place < size_t(QBLOCK); place++) {
+            const size_t i = b + size_t(swapped(int64_t(place)));
+            part[place % 2] = flushed(std::fma(x[i], weights[i], part[place % 2]));
+        }
+        sum = flushed(sum + flushed(part[0] + part[1]));
+    }
+    return sum * 0x1p24f;
+}
+
+void test_gemm_bf16(Pair p) {
+    Random random{13};
+    const int64_t counts[] = {1, 2, 3, 5, 8, 11, 12, 15, 16, 17, 31, 32, 33, 48, 50, 64, 80, 130};
+    for (const char *format : {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"})
+        for (const int64_t rows : counts) {
+            place = std::string(p.k.name) + " gemm_int " + format + " rows " + std::to_string(rows);
+            const bool super = packed_shape(format, 16, 256).quants.super, deep = random.below(8) == 0; // more than is widened at once
+            const int64_t k = deep ? 256 * random.between(7, 13) : super ? 256 * random.between(1, 2) : 32 * random.between(1, 9);
+            const Matrix m(format, random.between(1, 70), k, random, false);
+            const int64_t group = group_of(rows), row0 = group * random.below(3), all = row0 + rows;
+            Rounded x(all, k, group, 2);
+            const std::vector<float> values = random.normals(all * k);
+            for (int64_t r = 0; r < all; r++) p.k.quantise(values.data(), r, x.view);
+            std::vector<float> scratch(product_scratch(k, (rows + 63) / 64 * 64));
+            const auto run = [&](const Kernels &kernels, int64_t tile, int64_t from, int64_t count, const Output &out) {
+                kernels.gemm_int(m.w, tile, 1, x.view, from, count, out, reinterpret_cast<uint8_t *>(scratch.data()));
+            };
+            check_row_int(p.k, m, x.view, row0, random);
+            check_tiles_int(p.k, m, x.view, row0, rows, random, reinterpret_cast<uint8_t *>(scratch.data()));
+            std::vector<std::vector<float>> weights, kept(static_cast<size_t>(all));
+            for (int64_t n = 0; n < m.w.n; n++) {
+                std::vector<float> &column = weights.emplace_back();
+                for (int64_t i = 0; i < k; i++) column.push_back(widened(m, n, i));
+            }
+            for (int64_t r = 0; r < all; r++)
+                for (int64_t i = 0; i < k; i++) kept[size_t(r)].push_back(bf16(to_bf16(values[size_t(r * k + i)] * ACTIVATION_GAIN)));
+            const auto oracle = [&](int64_t r, int64_t column, double &size) {
+                double sum = 0.0;
+                for (int64_t i = 0; i < k; i++) {
+                    const double value = std::ldexp(double(weights[size_t(column)][size_t(i)]) * kept[size_t(r)][size_t(i)], 24);
+                    sum += value, size += std::fabs(value);
+                }
+                return sum;
+            };
+            Digest ignored;
+            product({p.k, p.k, ignored, ignored}, random, m.w, row0, rows, false, run, oracle, 16.0 + double(k) / QBLOCK);
+            std::vector<float> found(size_t(rows * LANES)), truth = found;
+            run(p.k, 0, row0, rows, {found.data(), LANES, nullptr, false});
+            for (size_t i = 0; i < truth.size(); i++) truth[i] = tiled(weights[i % LANES], kept[size_t(row0) + i / LANES]);
+            same("to the bit", found, truth);
+        }
+}
+
 void test_gemm_float(Pair p) {
     Random random{3};
     for (const char *format : {"F32", "BF16", "F16"})
@@ -551,7 +673,8 @@ void test_gate_block(Pair p) {
         place = std::string(p.k.name) + " gate_block rows " + std::to_string(rows);
         const int64_t row0 = random.below(3), k = 96, block = random.below(3);
         const auto gate = random.normals(2 * rows * LANES, 3.0f), up = random.normals(2 * rows * LANES);
-        Rounded found(row0 + rows, k), truth(row0 + rows, k), apart(row0 + rows, k);
+        const int bytes = p.k.activation_bytes;
+        Rounded found(row0 + rows, k, 1, bytes), truth(row0 + rows, k), apart(row0 + rows, k, 1, bytes);
         p.k.gate_block(gate.data(), up.data(), rows, row0, block, found.view);
         p.plain.gate_block(gate.data(), up.data(), rows, row0, block, truth.view);
         for (int64_t r = 0; r < rows; r++) { // the same as silu_mul, then quantise
@@ -564,7 +687,9 @@ void test_gate_block(Pair p) {
             values.insert(values.begin(), size_t((row0 + r) * k), 0.0f);
             p.k.quantise(values.data(), row0 + r, apart.view);
         }
-        same("q", found.q, apart.q), same("d", found.d, apart.d), same("ds", found.ds, apart.ds);
+        same("q", found.q, apart.q);
+        if (bytes > 1) continue;
+        same("d", found.d, apart.d), same("ds", found.ds, apart.ds);
         same("ds16", found.ds16, apart.ds16), same("s16", found.s16, apart.s16);
         p.note(found.q, truth.q), p.note(found.ds, truth.ds), p.note(found.ds16, truth.ds16);
         for (size_t b = 0; b < truth.d.size(); b++) near("d", b, found.d[b], truth.d[b], 16 * ROUNDING * truth.d[b]);
@@ -861,9 +986,18 @@ void test_all(Pair p) {
         place = std::string(p.k.name) + " " + name;
         run(p);
     };
-    test("quantise", test_quantise), test("widen", test_widen), test("gemm_int", test_gemm_int), test("gemm_float", test_gemm_float), test("embed", test_embed);
+    if (p.k.activation_bytes > 1) { // other bits, and not for the digest, which has those of the build below it
+        test("rounding", test_round_bf16), test("gemm_int", test_gemm_bf16), test("gate_block", test_gate_block);
+    }
+    const Pair rounded{p.k.activation_bytes > 1 ? *chosen("avx512") : p.k, p.plain, p.digest, p.plain_digest};
+    const auto test_rounded = [&](const char *name, void (*run)(Pair)) {
+        place = std::string(rounded.k.name) + " " + name;
+        run(rounded);
+    };
+    test_rounded("quantise", test_quantise), test_rounded("widen", test_widen), test_rounded("gemm_int", test_gemm_int);
+    test("gemm_float", test_gemm_float), test("embed", test_embed);
     test("rms_norm", test_rms_norm), test("rotate", test_rotate), test("silu_mul", test_silu_mul);
-    test("gate_block", test_gate_block), test("attention", test_attention), test("sample", test_sample);
+    test_rounded("gate_block", test_gate_block), test("attention", test_attention), test("sample", test_sample);
 }
 
 } // namespace

@@ -13,7 +13,7 @@ from tailrace.backends.groups import PageGroup, layer_groups
 from tailrace.backends.kvdtype import KvDtype, parse
 from tailrace.backends.reference.dequantize import dequantize
 from tailrace.backends.reference.kept import key_as_read, value_as_read
-from tailrace.backends.reference.ops import Array, NumpyOps
+from tailrace.backends.reference.ops import Array, NumpyOps, Rounded
 from tailrace.backends.reference.sampler import sample
 
 VERSION = 1
@@ -23,7 +23,7 @@ VERSION = 1
 class ReferenceBackend(Inline):
     """Runs a model in numpy. `pages` is the number of KV pages of PAGE_SIZE tokens, one for each of `groups` where
     there are several; `dtype` is that of all arithmetic; keys and values are rounded as `kv_dtype` (or its name) keeps
-    them before anything reads them. `quantised_activations` rounds the input of linear layers with quantised weights as
+    them before anything reads them. `rounded`: how the products with quantised weights round, as a build of
     the cpu backend does. `batch_invariant` computes row by row: slower, and then a request's bits do not depend on its
     company. `vocab_limit`: token ids at or past it are never drawn (padding rows of the head)."""
 
@@ -37,7 +37,7 @@ class ReferenceBackend(Inline):
         pages: Pages,
         dtype: type[np.floating[Any]] = np.float32,
         kv_dtype: KvDtype | str = "f32",
-        quantised_activations: bool = False,
+        rounded: Rounded = "",
         batch_invariant: bool = False,
         vocab_limit: int | None = None,
         groups: Sequence[PageGroup] | None = None,
@@ -47,7 +47,7 @@ class ReferenceBackend(Inline):
         self._dtype = dtype
         self._kv_dtype = parse(kv_dtype) if isinstance(kv_dtype, str) else kv_dtype
         self._kv_dtype.check(len(model.attentions))
-        self._quantised_activations = quantised_activations
+        self._rounded = rounded
         self.batch_invariant = batch_invariant
         self._values: dict[int, tuple[Weight, Array]] = {}
         self._pages: dict[int, tuple[Array, Array]] = {}
@@ -73,7 +73,7 @@ class ReferenceBackend(Inline):
 
     @property
     def numerics(self) -> str:
-        modes = f"{self._kv_dtype.name} {self._quantised_activations} {self.batch_invariant}"
+        modes = f"{self._kv_dtype.name} {self._rounded} {self.batch_invariant}"
         return f"reference-{VERSION} numpy-{np.__version__} {np.dtype(self._dtype)} {modes}"
 
     def read_page(self, page: Pages, out: bytearray | None = None) -> bytearray:
@@ -103,7 +103,7 @@ class ReferenceBackend(Inline):
             batch,
             self._dtype,
             last_layer=self._model.attentions[-1].layer,
-            quantised_activations=self._quantised_activations,
+            rounded=self._rounded,
             invariant=self.batch_invariant,
         )
         logits = np.asarray(self._model.forward(ops), np.float32)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.backends import PAGE_SIZE, Adapter, Attention, Batch, Format, Rope, Weight
 from tailrace.backends.groups import first_page
+from tailrace.backends.reference.kept import round_to_bf16
 
 Array = NDArray[Any]
 """float32 or float64, as the backend was made."""
+
+Rounded = Literal["", "int8", "bf16"]
+"""To what products with quantised weights round their input, as a build of the cpu backend does; and, with "bf16", what
+they multiply for a weight."""
 
 QUERY_CHUNK = 128
 """Queries attended at once; bounds the score matrix of a long prompt."""
@@ -44,13 +49,13 @@ class NumpyOps:
     position alone, so that a row's bits do not depend on what else is in the batch; otherwise whole matrices are."""
 
     def __init__(
-        self, store: Store, batch: Batch, dtype: Any, *, last_layer: int, quantised_activations: bool, invariant: bool
+        self, store: Store, batch: Batch, dtype: Any, *, last_layer: int, rounded: Rounded, invariant: bool
     ) -> None:
         self._store = store
         self._batch = batch
         self._dtype = dtype
         self._last_layer = last_layer
-        self._quantised_activations = quantised_activations
+        self._rounded = rounded
         self._invariant = invariant
         lengths = np.diff(batch.starts)
         offsets = np.arange(len(batch.tokens)) - np.repeat(batch.starts[:-1], lengths)
@@ -61,9 +66,12 @@ class NumpyOps:
         return self._store.values(table)[self._batch.tokens]
 
     def linear(self, x: Array, weight: Weight, bias: Weight | None = None) -> Array:
-        if self._quantised_activations and weight.format not in PLAIN:
-            x = round_to_int8(x)
         matrix = self._store.values(weight)
+        if weight.format not in PLAIN:
+            if self._rounded == "int8":
+                x = round_to_int8(x)
+            elif self._rounded == "bf16":
+                x, matrix = round_to_bf16(x).astype(self._dtype), widen_to_bf16(matrix).astype(self._dtype)
         if self._invariant:
             result = np.stack([matrix @ row for row in x]) if len(x) else np.zeros((0, len(matrix)), self._dtype)
         else:
@@ -179,6 +187,18 @@ class NumpyOps:
         scores /= scores.sum(axis=-1, keepdims=True)
         mixed: Array = scores.reshape(kv_heads, rows * group, -1) @ values
         return mixed.reshape(kv_heads, rows, group, head_dim).transpose(1, 0, 2, 3)
+
+
+def widen_to_bf16(weights: Array) -> NDArray[np.float32]:
+    """What tiles multiply for weights, of at most 2^8: the nearest float16 of 2^8 times as much, and of that the
+    nearest with three bits fewer, halves away from zero."""
+    halves = (np.clip(weights, -256.0, 256.0) * 256.0).astype(np.float32)
+    with np.errstate(over="ignore"):  # 2^16 has the bits of infinity
+        bits = halves.astype(np.float16).view(np.uint16).astype(np.uint32)
+    size = (bits & 0x7FFF) + 4 >> 3
+    size[size < 0x80] = 0
+    # the exponents' biases are 112 apart, and what is multiplied is 2^8 of the weight
+    return ((bits & 0x8000 | size) << 16).astype(np.uint32).view(np.float32) * np.float32(2.0**104)
 
 
 def round_to_int8(x: Array) -> Array:

@@ -42,7 +42,10 @@ SECONDS = 6.0
 
 FASTER = dict.fromkeys(INTEGER, "amx_int8")
 """Kinds whose sums are exact, so that a product may take whichever instructions are the fastest. What is there for bf16
-rounds differently from what the kernels promise, and counts for nothing, but in attention of builds that promise it."""
+rounds differently, and counts only where a kernel build promises just that: see `TILED` and `PAIRED`."""
+
+TILED = {"amx": "amx_bf16"}
+"""Instructions that multiply with quantised weights, by the kernel builds that widen those to bf16."""
 
 PAIRED = {"avx512bf16": ("bf16_dot",), "amx": ("bf16_dot", "amx_bf16")}
 """Instructions that multiply pairs of bf16, by the kernel builds that attend so."""
@@ -109,9 +112,12 @@ def bounds_of(row: Row, ceilings: Ceilings, cold: Cold) -> Bounds:
 def _arithmetic(kind: str, multiply_adds: float, rows: int, ceilings: Ceilings) -> Bound:
     """What so many multiply-adds take at least, and the instructions that would do it."""
     threads, there = ceilings.machine.threads, ceilings.kinds(ceilings.machine.threads)
+    kernels = ceilings.machine.kernels
     kinds = [kind.removesuffix(PAIRS), *filter(None, [FASTER.get(kind)])]
-    if kind.endswith(PAIRS):
-        kinds += PAIRED.get(ceilings.machine.kernels, ())
+    if kind in FASTER and kernels in TILED:
+        kinds = [TILED[kernels]]
+    elif kind.endswith(PAIRS):
+        kinds += PAIRED.get(kernels, ())
     whole = -(-rows // TILE_ROWS) * TILE_ROWS / rows
     needs = (
         Bound(k, multiply_adds * (whole if k.startswith("amx_") else 1) / ceilings.multiply_adds(k, threads))
