@@ -201,7 +201,7 @@ class FakeBackend(Inline):
 
     numerics = "fake-1"
 
-    def read_page(self, page: Pages, out: bytearray | None = None) -> bytearray:
+    def read_page(self, page: Pages, out: bytearray | memoryview | None = None) -> bytearray | memoryview:
         out = bytearray(self.page_bytes) if out is None else out
         pages = (page,) if isinstance(page, int) else page
         out[:] = b"".join(
@@ -451,7 +451,7 @@ class MemoryTier:
     def prepare(self, keys: Sequence[PageKey]) -> None:
         """Nothing to do."""
 
-    def store(self, key: PageKey, data: bytes | bytearray) -> bool:
+    def store(self, key: PageKey, data: bytes | bytearray | memoryview) -> bool:
         if self.fail():
             return False
         self.pages[key] = bytes(data)

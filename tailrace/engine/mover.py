@@ -138,7 +138,7 @@ class Copy:
 
     __slots__ = ("data", "key", "users")
 
-    def __init__(self, key: PageKey, data: bytearray, users: int) -> None:
+    def __init__(self, key: PageKey, data: bytearray | memoryview, users: int) -> None:
         self.key = key
         self.data = data
         self.users = users
@@ -373,7 +373,7 @@ class Mover:
         part.done += 1
         return part.done < part.count
 
-    def _waiting_page(self, key: PageKey) -> bytearray | None:
+    def _waiting_page(self, key: PageKey) -> bytearray | memoryview | None:
         """The page, where it still waits to be stored. Token ids and parent are compared, as a tier does."""
         with self._wake:
             found = self._urgent.get(key.digest) or self._stores.get(key.digest)

@@ -468,7 +468,7 @@ def test_the_thread_moves_pages_and_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EDQUOT, errno.EIO], ids=errno.errorcode.get)
-@pytest.mark.parametrize("call", ["open", "readv", "writev", "rename"])
+@pytest.mark.parametrize("call", ["open", "preadv", "pwritev", "pwrite"])
 def test_a_disk_whose_calls_fail_now_and_then_costs_no_token(
     call: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -494,7 +494,7 @@ def test_a_disk_whose_calls_fail_now_and_then_costs_no_token(
             driver.core.reset_prefix()
     assert len(calls) >= 20
     gauges = driver.core.gauges.tiers["disk"]
-    reads = call in ("open", "readv")  # the first that fails is a load's
+    reads = call in ("open", "preadv")  # the first that fails is a load's
     assert (gauges.misses["error"] > 0, gauges.refused > 0) == (reads, not reads)
     assert sum(gauges.misses.values()) == gauges.misses["error"]
     assert gauges.hits > 0

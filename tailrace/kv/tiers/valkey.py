@@ -287,7 +287,7 @@ class ValkeyTier:
             asked.append(("GETRANGE", self._key(key.digest), 0, self._seal.entry_bytes))  # a byte more than it may have
         self._line.send_packed_command(self._line.pack_commands(asked))
 
-    def store(self, key: PageKey, data: bytes | bytearray) -> bool:
+    def store(self, key: PageKey, data: bytes | bytearray | memoryview) -> bool:
         if len(data) != self._seal.page_bytes:
             raise ValueError(f"a page takes {self._seal.page_bytes} bytes, not {len(data)}")
         if self.holds(key.digest):
