@@ -414,6 +414,7 @@ class MemoryTier:
         self.name = name
         self.asked = asked
         self.up = True
+        self.batch = 1
         self.pages: dict[PageKey, bytes] = {}
         self.known: set[bytes] = set()
         self.loads: list[PageKey] = []  # that gave something
@@ -450,6 +451,10 @@ class MemoryTier:
 
     def prepare(self, keys: Sequence[PageKey]) -> None:
         """Nothing to do."""
+
+    def store_all(self, pages: Sequence[tuple[PageKey, bytes | bytearray | memoryview]]) -> None:
+        for key, data in pages:
+            self.store(key, data)
 
     def store(self, key: PageKey, data: bytes | bytearray | memoryview) -> bool:
         if self.fail():

@@ -93,8 +93,13 @@ class Tier(Protocol):
         """The page's bytes, as they were stored, until the next call; None where it cannot vouch for them."""
         ...
 
-    def store(self, key: PageKey, data: bytes | bytearray | memoryview) -> bool:
-        """Keeps a page, at the cost of others if need be; whether it has it now, as far as it knows."""
+    @property
+    def batch(self) -> int:
+        """How many pages it takes best at a time."""
+        ...
+
+    def store_all(self, pages: Sequence[tuple[PageKey, bytes | bytearray | memoryview]]) -> None:
+        """Keeps pages, at the cost of others if need be."""
         ...
 
     def tend(self) -> float | None:

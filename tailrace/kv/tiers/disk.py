@@ -35,6 +35,10 @@ SEGMENT_BYTES = 64 << 20
 SEGMENTS = 16
 MOST_SEGMENTS = 64
 """...and never fewer than so many: each takes an open file."""
+BATCH = 8
+"""Pages that are written at a time: a thread that sleeps less often takes a core from a step less often."""
+BATCH_BYTES = 4 << 20
+"""But no more than so many bytes, which loads may have to wait for."""
 
 _log = logging.getLogger("tailrace")
 
@@ -52,6 +56,7 @@ class DiskTier:
     name = "disk"
     asked = False
     up = True
+    batch: int
 
     def __init__(
         self,
@@ -83,8 +88,9 @@ class DiskTier:
                 f"--kv-disk-bytes is {most_bytes}, and one page takes {self._size} bytes", param="kv_disk_bytes"
             )
         self._whole = page_bytes // BLOCK * BLOCK  # of a page: its whole blocks
-        self._last = memory(self._size - self._whole)  # what comes after them in a slot
-        self._copied: memoryview | None = None
+        self.batch = max(1, min(BATCH, BATCH_BYTES // self._size))
+        self._rests = [memory(self._size - self._whole) for _ in range(self.batch)]  # what comes after them in slots
+        self._copies: dict[int, memoryview] = {}
         segment = max(most_bytes // MOST_SEGMENTS, min(SEGMENT_BYTES, most_bytes // SEGMENTS))
         self._files = Segments(directory, self._size, max(1, segment // self._size))
         self._scan()
@@ -151,29 +157,25 @@ class DiskTier:
         return None
 
     def store(self, key: PageKey, data: Buffer) -> bool:
-        if len(data) != len(self._data):
-            raise ValueError(f"a page takes {len(self._data)} bytes, not {len(data)}")
-        if self.holds(key.digest):
-            return True
-        if not self._writable:
-            self._refused += 1
-            return False
-        try:
-            slot = self._write(key, self._parts(key, data))
-        except OSError as error:
-            self._writable = False
-            self._refused += 1
-            _log.warning(
-                "tailrace: %s cannot be written (%s): no more KV pages are stored until the next start",
-                self._directory,
-                error.strerror or error,
-            )
-            return False
-        with self._lock:
-            self._known[key.digest] = slot
-        self._stored += 1
-        self._unscanned += self._size
-        return True
+        self.store_all([(key, data)])
+        return self.holds(key.digest)
+
+    def store_all(self, pages: Sequence[tuple[PageKey, Buffer]]) -> None:
+        for _, data in pages:
+            if len(data) != len(self._data):
+                raise ValueError(f"a page takes {len(self._data)} bytes, not {len(data)}")
+        todo = [page for page in pages if not self.holds(page[0].digest)]
+        if self._writable:
+            try:
+                self._write(todo)
+            except OSError as error:
+                self._writable = False
+                _log.warning(
+                    "tailrace: %s cannot be written (%s): no more KV pages are stored until the next start",
+                    self._directory,
+                    error.strerror or error,
+                )
+        self._refused += len(todo)
 
     # --- pages
 
@@ -190,44 +192,59 @@ class DiskTier:
         # its owner may have given the slot to another page meanwhile
         return cause and ("absent" if self._files.record(slot)[0] != key.digest else cause)
 
-    def _parts(self, key: PageKey, data: Buffer) -> list[memoryview]:
-        """A slot's content, as the disk takes it: the page, what vouches for it, and zeros up to a whole block."""
-        view, rest = memoryview(data), len(data) - self._whole
-        self._last[:rest] = view[self._whole :]
-        self._last[rest : rest + self._seal.head_bytes] = self._seal.head(key, data)
+    def _parts(self, at: int, key: PageKey, data: Buffer) -> list[memoryview]:
+        """A slot's content, as the disk takes it: the page, what vouches for it, and zeros up to a whole block. It is
+        good until the next call with the same number."""
+        view, rest, last = memoryview(data), len(data) - self._whole, self._rests[at]
+        last[:rest] = view[self._whole :]
+        last[rest : rest + self._seal.head_bytes] = self._seal.head(key, data)
         if not self._whole:
-            return [self._last]
+            return [last]
         if np.frombuffer(data, np.uint8).__array_interface__["data"][0] % BLOCK == 0:
-            return [view[: self._whole], self._last]
-        if self._copied is None:
-            self._copied = memory(self._whole)
-        self._copied[:] = view[: self._whole]
-        return [self._copied, self._last]
+            return [view[: self._whole], last]
+        copy = self._copies.get(at)
+        if copy is None:
+            copy = self._copies[at] = memory(self._whole)
+        copy[:] = view[: self._whole]
+        return [copy, last]
 
-    def _write(self, key: PageKey, parts: Sequence[memoryview]) -> Slot:
-        """Finds a slot and fills it; another where its segment has been deleted."""
-        while True:
-            lost = self._files.lost
+    def _write(self, todo: list[tuple[PageKey, Buffer]]) -> None:
+        """Stores pages, those that lie side by side at once; takes what is done out of the list."""
+        while todo:
+            lost, slots = self._files.lost, list[Slot]()
             try:
-                slot = self._room()
-                self._files.write(slot, key.digest, parts)
+                self._take(slots, min(len(todo), self.batch))
+                while slots:
+                    count = in_a_row(slots)
+                    some = todo[:count]
+                    parts = [part for at, page in enumerate(some) for part in self._parts(at, *page)]
+                    self._files.write(slots[:count], [key.digest for key, _ in some], parts)
+                    with self._lock:
+                        self._known.update(zip([key.digest for key, _ in some], slots[:count], strict=True))
+                    self._stored += count
+                    self._unscanned += count * self._size
+                    del todo[:count], slots[:count]
             except FileNotFoundError:
-                if self._files.lost == lost:  # it is the directory
+                self._files.give_back(slots)
+                if self._files.lost == lost:  # it is the directory, and not only a segment that has been deleted
                     raise
-            else:
-                return slot
 
-    def _room(self) -> Slot:
-        """A slot to write to; pages go where there is none."""
+    def _take(self, slots: list[Slot], count: int) -> None:
+        """Finds slots to write to, so many or fewer, in order; pages go where there are none."""
         if self._unscanned * SCANS >= self._most_bytes:
             self._scan()
         files = self._files
         while files.allocated > self._most_bytes and (files.discard_old() or self._shrink()):
             pass
-        while (slot := files.take(grow=files.allocated + self._size <= self._most_bytes)) is None:
-            if not (files.discard_old() or self._evict()):
-                raise OSError("nothing in it can be replaced")
-        return slot
+        while len(slots) < count:
+            slot = files.take(grow=files.allocated + self._size <= self._most_bytes)
+            if slot is not None:
+                slots.append(slot)
+            elif not (files.discard_old() or self._evict()):
+                break
+        if not slots:
+            raise OSError("nothing in it can be replaced")
+        slots.sort(key=lambda slot: (slot.segment.name, slot.number))
 
     def _shrink(self) -> bool:
         """Deletes the segment that was not used for longest; False where there is none."""
@@ -322,3 +339,9 @@ class DiskTier:
         finally:
             os.close(file)
             temporary.unlink()
+
+
+def in_a_row(slots: Sequence[Slot]) -> int:
+    """How many of them lie side by side, from the first on."""
+    segment, number = slots[0]
+    return next((at for at, slot in enumerate(slots) if slot != (segment, number + at)), len(slots))

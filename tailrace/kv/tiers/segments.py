@@ -141,10 +141,10 @@ class Segments:
         """Looks at what is no segment, or only the half of one."""
         path = self._directory / name
         state = path.lstat()
-        if OLD.fullmatch(name) and stat.S_ISREG(state.st_mode):
-            self._old.append((path, blocks(state.st_size)))
         half = NAME.fullmatch(name) and f"{name[:-4]}.{PARTNER[name[-3:]]}" not in names
-        if (half or name.endswith(".tmp")) and time.time() - state.st_mtime > STALE_SECONDS:
+        if stat.S_ISREG(state.st_mode) and (OLD.fullmatch(name) or (half and name.endswith(".seg") and state.st_size)):
+            self._old.append((path, blocks(state.st_size)))
+        elif (half or name.endswith(".tmp")) and time.time() - state.st_mtime > STALE_SECONDS:
             path.unlink()
 
     def _look(self, name: str) -> list[Found]:
@@ -304,20 +304,25 @@ class Segments:
 
     # --- slots
 
-    def write(self, slot: Slot, digest: bytes, parts: Sequence[Buffer]) -> None:
-        """Puts a page into a slot that `take` gave. The parts fill it, are whole blocks, and lie on whole blocks of
-        memory."""
+    def write(self, slots: Sequence[Slot], digests: Sequence[bytes], parts: Sequence[Buffer]) -> None:
+        """Puts pages into slots that `take` gave and that lie side by side. The parts fill them, are whole blocks, and
+        lie on whole blocks of memory."""
+        segment = slots[0].segment
         try:
-            count = os.pwritev(self._files(slot.segment).pages, parts, slot.place)
+            count = os.pwritev(self._files(segment).pages, parts, slots[0].place)
         except OSError as error:
             if error.errno != errno.EINVAL or not self._direct:
                 raise
             self._direct = 0  # not every file system can
             self.rest()
-            count = os.pwritev(self._files(slot.segment).pages, parts, slot.place)
-        written(count, slot.segment.slot_bytes)
-        slot.segment.newest = time.time_ns()
-        self._note(slot, slot.record, RECORD.pack(digest, slot.segment.newest))
+            count = os.pwritev(self._files(segment).pages, parts, slots[0].place)
+        written(count, len(slots) * segment.slot_bytes)
+        now = segment.newest = time.time_ns()
+        self._note(slots[0], slots[0].record, b"".join(RECORD.pack(digest, now) for digest in digests))
+
+    def give_back(self, slots: Iterable[Slot]) -> None:
+        """Nothing was written there after all."""
+        self._free += [slot for slot in slots if not slot.segment.gone]
 
     def read(self, slot: Slot, parts: Sequence[bytearray]) -> int:
         """Reads a slot from its beginning; the bytes that were there. FileNotFoundError where the segment is gone."""

@@ -4,74 +4,21 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import logging
 import os
-import random
 import stat
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tailrace.kv.prefix import PageChain, root_digest
-from tailrace.kv.tiers import PageKey, key_at, memory
-from tailrace.kv.tiers.disk import DiskTier
+from tailrace.kv.tiers import key_at, memory
 from tailrace.kv.tiers.seal import CAUSES
-from tailrace.kv.tiers.segments import BLOCK
 from tailrace.terms import InvalidInput
+from tests.kv.tiers.disks import SLOT, again, chain, content, keep, loaded, place_of, taken, tier
 from tests.kv.tiers.harms import HEAD_BYTES, PAGE_BYTES, SPOILT, UNPICKLED, flip
-from tests.kv.tiers.places import Place, places, segment_files, spoil
-
-SLOT = 2 * BLOCK
-"""A page's place on the disk."""
-
-
-def tier(folder: Path, most: int = 100 * SLOT, **options: object) -> DiskTier:
-    settings = {"numerics": "test", "page_bytes": PAGE_BYTES, "page_tokens": 16, **options}
-    return DiskTier(folder, most, key_file=settings.pop("key_file", None), **settings)  # type: ignore[arg-type]
-
-
-def chain(seed: int, pages: int, tenant: str = "") -> PageChain:
-    made = PageChain(root_digest({"tenant": tenant.encode()}), 16)
-    made.extend(np.random.default_rng(seed).integers(0, 1000, 16 * pages).astype(np.int32).tobytes())
-    return made
-
-
-def content(key: PageKey) -> bytes:
-    """What a page holds: anything, but of its own."""
-    return random.Random(key.digest).randbytes(PAGE_BYTES)
-
-
-def keep(tier: DiskTier, chain: PageChain) -> list[PageKey]:
-    keys = [key_at(chain, at) for at in range(len(chain))]
-    for key in keys:
-        assert tier.store(key, content(key))
-    return keys
-
-
-def loaded(tier: DiskTier, key: PageKey) -> bytes | None:
-    data = tier.load(key)
-    return None if data is None else bytes(data)
-
-
-def place_of(folder: Path, key: PageKey) -> Place:
-    return places(folder)[key.digest]
-
-
-def taken(folder: Path) -> int:
-    """Bytes of all segments."""
-    return sum(path.stat().st_size for path in segment_files(folder))
-
-
-def again(disk: DiskTier, folder: Path, most: int = 100 * SLOT, **options: object) -> DiskTier:
-    """A server that starts when that one has ended."""
-    disk.close()
-    return tier(folder, most, **options)
+from tests.kv.tiers.places import places, spoil
 
 
 def test_what_was_stored_comes_back_also_after_a_restart(tmp_path: Path) -> None:
@@ -329,135 +276,6 @@ def test_the_order_of_use_outlives_a_restart(tmp_path: Path) -> None:
     assert [disk.holds(key.digest) for key in keys] == [True, False, True]
 
 
-def test_a_smaller_bound_is_kept_from_the_first_page_on(tmp_path: Path) -> None:
-    """Whole segments go, those that were used last stay."""
-    disk = tier(tmp_path)
-    keys = keep(disk, chain(1, 20))
-    disk = again(disk, tmp_path, most=9 * SLOT)
-    assert disk.stats().pages == 20
-    keep(disk, chain(2, 1))
-    assert taken(tmp_path) == disk.stats().bytes <= 9 * SLOT
-    assert [disk.holds(key.digest) for key in keys] == [at >= 12 for at in range(20)]
-    assert disk.stats().evicted == 12
-
-
-def test_two_servers_keep_the_bound_together(tmp_path: Path) -> None:
-    one, two = tier(tmp_path, most=32 * SLOT), tier(tmp_path, most=32 * SLOT)
-    for seed in range(100):
-        keep((one, two)[seed % 2], chain(seed, 1))
-        assert taken(tmp_path) <= (32 + 2 * 2 + 2) * SLOT
-    assert one.stats().writable
-    assert two.stats().writable
-    recent = [chain(seed, 1) for seed in range(92, 100)]
-    third = tier(tmp_path, most=32 * SLOT)
-    assert sum(third.lookup(sequence, 0, 1) for sequence in recent) == len(recent)
-
-
-def test_a_server_that_starts_on_a_full_directory_gets_room_from_the_one_that_has_it(tmp_path: Path) -> None:
-    one = tier(tmp_path, most=32 * SLOT)
-    keep(one, chain(1, 32))
-    two = tier(tmp_path, most=32 * SLOT)
-    keys = keep(two, chain(2, 12))
-    assert taken(tmp_path) <= 32 * SLOT
-    assert all(loaded(two, key) == content(key) for key in keys)
-    assert keep(one, chain(3, 4))
-    assert one.stats().writable
-    held = [loaded(one, key_at(chain(1, 32), at)) for at in range(32)]
-    assert held[:10] == [None] * 10
-    assert held[20:] == [content(key_at(chain(1, 32), at)) for at in range(20, 32)]
-    misses = one.stats().misses
-    assert misses["absent"] == sum(misses.values())
-
-
-def test_pages_of_another_layout_make_room_a_segment_at_a_time(tmp_path: Path) -> None:
-    other = tier(tmp_path, most=32 * SLOT, page_bytes=3 * PAGE_BYTES)
-    for at in range(10):
-        assert other.store(key_at(chain(1, 10), at), bytes(3 * PAGE_BYTES))
-    disk = again(other, tmp_path, most=32 * SLOT)
-    assert disk.stats().pages == 10
-    keep(disk, chain(2, 32))
-    assert taken(tmp_path) <= 32 * SLOT
-    assert disk.lookup(chain(2, 32), 0, 32) == 32
-    assert disk.stats().pages == 32
-
-
-def test_what_an_earlier_version_left_makes_room_first(tmp_path: Path) -> None:
-    """It kept each page in a file that had the digest for a name. Those are not read any more."""
-    old = chain(1, 5)
-    for digest in old.digests:
-        (tmp_path / digest.hex()).write_bytes(bytes(PAGE_BYTES))
-    disk = tier(tmp_path, most=6 * SLOT)
-    assert (disk.lookup(old, 0, 5), disk.stats().pages) == (0, 0)
-    keys = []
-    for seed in range(2, 9):
-        keys += keep(disk, chain(seed, 1))
-        left = [path for path in tmp_path.iterdir() if len(path.name) == 64]
-        assert taken(tmp_path) + len(left) * SLOT <= 6 * SLOT
-    assert left == []
-    assert disk.stats().evicted == 1
-    assert [loaded(disk, key) for key in keys] == [None, *map(content, keys[1:])]
-
-
-def test_a_segment_of_an_unknown_format_makes_room_first(tmp_path: Path) -> None:
-    disk = tier(tmp_path, most=4 * SLOT)
-    keys = keep(disk, chain(1, 2))
-    spoil_index = place_of(tmp_path, keys[1])
-    with open(spoil_index.index, "r+b") as file:
-        file.seek(8)
-        file.write(b"\xff")
-    disk = again(disk, tmp_path, most=4 * SLOT)
-    assert (disk.stats().pages, taken(tmp_path)) == (1, 2 * SLOT)
-    keys = keys[:1] + keep(disk, chain(2, 3))
-    assert taken(tmp_path) == 4 * SLOT
-    assert not spoil_index.path.exists()
-    assert not spoil_index.index.exists()
-    assert [loaded(disk, key) for key in keys] == [content(key) for key in keys]
-
-
-@pytest.mark.parametrize("suffix", [".seg", ".idx"])
-def test_a_segment_that_somebody_deleted_is_misses_and_another_takes_its_place(suffix: str, tmp_path: Path) -> None:
-    one, two = tier(tmp_path), tier(tmp_path)
-    keys = keep(one, chain(1, 2))
-    one.tend()  # else its files are open
-    place = place_of(tmp_path, keys[0])
-    place.path.with_suffix(suffix).unlink()
-    if suffix == ".seg":
-        assert one.load(keys[1]) is None
-    assert keep(one, chain(2, 3))
-    assert one.stats().writable
-    assert one.load(keys[0]) is None
-    assert one.stats().misses["absent"] == 1 + (suffix == ".seg")
-    assert one.lookup(chain(1, 2), 0, 2) == 0
-    assert keep(one, chain(1, 2))
-    assert keep(two, chain(3, 1))
-    assert two.stats().writable
-
-
-def test_a_page_whose_place_was_given_to_another_meanwhile_is_absent(tmp_path: Path) -> None:
-    """What a server has heard of another's pages may be old."""
-    one = tier(tmp_path, most=4 * SLOT)
-    keys = keep(one, chain(1, 4))
-    two = tier(tmp_path, most=4 * SLOT)
-    keep(one, chain(2, 1))
-    assert two.lookup(chain(1, 4), 0, 4) == 4
-    assert [loaded(two, key) for key in keys] == [None, *map(content, keys[1:])]
-    assert two.stats().misses == {**dict.fromkeys(CAUSES, 0), "absent": 1}
-    assert [loaded(one, key) for key in keep(one, chain(2, 1))] == [content(key_at(chain(2, 1), 0))]
-
-
-def test_a_page_that_two_servers_have_stored_is_there_once_when_one_has_both(tmp_path: Path) -> None:
-    one, two = tier(tmp_path), tier(tmp_path)
-    (key,) = keep(one, chain(1, 1))
-    keep(two, chain(1, 1))
-    assert len(segment_files(tmp_path)) == 2
-    two.close()
-    one = again(one, tmp_path)
-    assert places(tmp_path).keys() == {key.digest}
-    assert loaded(one, key) == content(key)
-    keep(one, chain(2, 1))
-    assert taken(tmp_path) == 2 * SLOT
-
-
 def test_a_disk_that_takes_no_writes_past_its_cache_gets_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -491,298 +309,27 @@ def test_pages_are_stored_from_wherever_they_lie(tmp_path: Path) -> None:
         assert loaded(disk, key) == bytes(data)
 
 
-SERVER = """
-import random, sys
-from pathlib import Path
-from tests.kv.tiers import test_disk as t
-disk = t.tier(Path(sys.argv[1]), most=24 * t.SLOT)
-rng = random.Random(int(sys.argv[2]))
-found = 0
-for _ in range(400):
-    sequence = t.chain(rng.randrange(20), 2)
-    for at in range(2):
-        key = t.key_at(sequence, at)
-        got = t.loaded(disk, key)
-        assert got is None or got == t.content(key)
-        found += got is not None
-        disk.store(key, t.content(key))
-misses = disk.stats().misses
-assert disk.stats().writable
-assert not any(misses[cause] for cause in misses if cause != "absent"), misses
-print(found)
-"""
-
-
-def test_servers_that_share_a_directory_never_get_a_wrong_page(tmp_path: Path) -> None:
-    """They write, read and evict the same pages at once, and begin with a key that none of them has."""
-    command = [sys.executable, "-c", SERVER, str(tmp_path / "kv")]
-    root = Path(__file__).parent.parent.parent.parent
-    running = [
-        subprocess.Popen([*command, str(seed)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=root, text=True)
-        for seed in range(3)
-    ]
-    for one in running:
-        out, err = one.communicate(timeout=300)
-        assert one.returncode == 0, err
-        assert int(out) > 0
-    assert taken(tmp_path / "kv") <= (24 + 3 * 2) * SLOT
-    assert not list((tmp_path / "kv").glob(".*"))
-
-
-def test_a_disk_that_cannot_be_written_is_only_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_many_pages_at_a_time_lie_side_by_side_and_come_back(tmp_path: Path) -> None:
     disk = tier(tmp_path)
-    keys = keep(disk, chain(1, 2))
-
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "pwritev", full)
-    with caplog.at_level(logging.WARNING, "tailrace"):
-        for seed in range(5):
-            assert not disk.store(key_at(chain(2 + seed, 1), 0), bytes(PAGE_BYTES))
-    assert [record.getMessage() for record in caplog.records].count(caplog.records[0].getMessage()) == 1
-    assert len(caplog.records) == 1
-    assert "No space left" in caplog.text
-    assert not disk.stats().writable
-    monkeypatch.undo()
-    assert not disk.store(key_at(chain(9, 1), 0), bytes(PAGE_BYTES))
+    keys = [key_at(chain(1, 20), at) for at in range(20)]
+    disk.store_all([(key, content(key)) for key in keys])
     assert [loaded(disk, key) for key in keys] == [content(key) for key in keys]
-    assert not list(tmp_path.glob(".*"))
+    assert disk.stats().stored == 20
+    assert taken(tmp_path) == 20 * SLOT
+    disk.store_all([(key, content(key)) for key in [*keys, key_at(chain(2, 1), 0)]])
+    assert disk.stats().stored == 21
+    assert taken(tmp_path) == 21 * SLOT
 
 
-ERRNOS = [errno.EROFS, errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EIO]
-
-
-def failing(monkeypatch: pytest.MonkeyPatch, name: str, number: int, suffix: str = "") -> list[object]:
-    """From now on that call of `os` does its work and fails all the same (a close), or does not do it; for paths that
-    end with `suffix` only. The calls that failed."""
-    real, calls = getattr(os, name), []
-
-    def fail(*args: object, **options: object) -> object:
-        if not str(args[0]).endswith(suffix):
-            return real(*args, **options)
-        calls.append(args[0])
-        if name == "close":
-            real(*args)
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, name, fail)
-    return calls
-
-
-REPLACING = [("open", ".seg"), ("open", ".idx"), ("pwritev", ""), ("pwrite", "")]
-GROWING = [("open", ".tmp"), ("write", ""), ("close", ""), ("rename", ".tmp")]
-
-
-@pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.get)
-@pytest.mark.parametrize(
-    ("call", "suffix", "room"), [*((*one, 2) for one in REPLACING), *((*one, 4) for one in REPLACING + GROWING)]
-)
-def test_whatever_fails_in_a_store_is_a_refusal_and_what_is_there_is_loaded(
-    call: str,
-    suffix: str,
-    room: int,
-    number: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+@pytest.mark.parametrize("room", [1, 2, 5])
+def test_of_more_pages_at_a_time_than_there_is_room_for_the_last_stay(room: int, tmp_path: Path) -> None:
     disk = tier(tmp_path, most=room * SLOT)
-    keys = keep(disk, chain(1, 2))  # the next page has to push one out, or needs a segment of its own
-    disk.tend()
-    other = key_at(chain(2, 1), 0)
-    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "tailrace"):
-        calls = failing(patch, call, number, suffix)
-        assert [disk.store(other, content(other)) for _ in range(3)] == [False] * 3
-        assert calls
-    stats = disk.stats()
-    assert (stats.stored, stats.refused, stats.writable) == (2, 3, False)
-    assert [os.strerror(number) in record.getMessage() for record in caplog.records] == [True]
-    left = keys[1:] if (call, room) == ("pwritev", 2) else keys
-    assert stats.pages == len(left)
-    assert [loaded(disk, key) for key in left] == [content(key) for key in left]
-    assert not any(disk.stats().misses.values())
-    assert disk.load(other) is None
-    disk = again(disk, tmp_path, most=room * SLOT)
-    assert disk.store(other, content(other))
-    assert loaded(disk, other) == content(other)
-    assert taken(tmp_path) <= room * SLOT
-
-
-def test_a_file_that_cannot_be_closed_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = tier(tmp_path, most=100 * SLOT)
-    keys = keep(disk, chain(1, 2))
-    with monkeypatch.context() as patch:
-        assert not failing(patch, "close", errno.EIO)
-        disk.tend()
-    assert keep(disk, chain(2, 1))
-    assert [loaded(disk, key) for key in keys] == [content(key) for key in keys]
-
-
-@pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.get)
-@pytest.mark.parametrize("call", ["open", "preadv"])
-def test_whatever_fails_in_a_load_is_a_miss_with_that_cause(
-    call: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    disk = tier(tmp_path)
-    keys = keep(disk, chain(1, 3))
-    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "tailrace"):
-        failing(patch, call, number, ".seg" if call == "open" else "")
-        disk.prepare(keys)
-        assert disk.load(keys[1]) is None
-    assert disk.stats().misses == {**dict.fromkeys(CAUSES, 0), "error": 1}
-    assert f"{place_of(tmp_path, keys[1]).path} cannot be read ({os.strerror(number)})" in caplog.text
-    assert disk.lookup(chain(1, 3), 0, 3) == 1
-    assert loaded(again(disk, tmp_path), keys[1]) == content(keys[1])  # it may well be whole
-
-
-@pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.get)
-@pytest.mark.parametrize(("call", "suffix"), [("pwrite", ""), ("open", ".idx")])
-def test_a_page_whose_use_cannot_be_noted_is_loaded_all_the_same(
-    call: str, suffix: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = tier(tmp_path)
-    (key,) = keep(disk, chain(1, 1))
-    disk.tend()
-    calls = failing(monkeypatch, call, number, suffix)
-    assert loaded(disk, key) == content(key)
-    assert calls
-
-
-@pytest.mark.parametrize("call", ["fsync", "write", "link"])
-def test_a_key_that_cannot_be_made_is_said_once_and_leaves_nothing(
-    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        failing(patch, call, errno.EDQUOT)
-        with pytest.raises(InvalidInput, match=rf"kept in {tmp_path}: {os.strerror(errno.EDQUOT)}$"):
-            tier(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    keep(tier(tmp_path), chain(1, 1))
-
-
-def test_the_refusal_of_a_directory_names_each_path_once(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"^KV pages cannot be kept in /proc/tailrace: No such file or directory$"):
-        tier(Path("/proc/tailrace"))
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidInput, match=rf"kept in {tmp_path}/file/kv: Not a directory$"):
-        tier(tmp_path / "file" / "kv")
-
-
-NOBODY = """
-import os, sys
-from pathlib import Path
-from tests.kv.tiers import test_disk as t
-home = Path(sys.argv[1], "home")
-home.mkdir()
-os.chdir(home)  # below folders that others may not enter
-home.chmod(0o755)
-folder = Path("kv")
-first = t.tier(folder)
-keys = t.keep(first, t.chain(1, 4))
-first.close()
-if os.geteuid() == 0:
-    for path in (folder, *folder.iterdir()):
-        os.chown(path, 65534, 65534)
-    os.setgroups([])
-    os.setgid(65534)
-    os.setuid(65534)
-disk = t.tier(folder)
-place = t.place_of(folder, keys[1])
-t.spoil(place, t.flip(0))
-for path in (place.path, place.index):
-    path.chmod(0o400)
-folder.chmod(0o500)
-other = t.key_at(t.chain(2, 1), 0)
-assert not disk.store(other, t.content(other))
-for one in (disk, t.tier(folder)):
-    assert [t.loaded(one, key) for key in keys if key != keys[1]] == [t.content(key) for key in keys if key != keys[1]]
-assert not disk.stats().writable
-assert not any(disk.stats().misses.values())
-assert disk.load(keys[1]) is None
-assert disk.stats().misses["checksum"] == 1
-assert keys[1].digest in t.places(folder)  # and it cannot be noted
-place.path.chmod(0)
-assert disk.load(keys[0]) is None
-assert disk.stats().misses["error"] == 1
-folder.chmod(0)
-assert disk.load(keys[2]) is None
-assert disk.stats().misses["error"] == 2
-folder.chmod(0o700)
-"""
-
-
-def test_a_directory_that_a_user_may_not_write_or_enter_is_only_misses(tmp_path: Path) -> None:
-    """By a user to whom permissions mean something, also where the tests run as root."""
-    root = Path(__file__).parent.parent.parent.parent
-    command = [sys.executable, "-c", NOBODY, str(tmp_path)]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("cannot be read (Permission denied)") == 2
-
-
-def test_a_write_that_the_disk_cuts_short_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = tier(tmp_path)
-    key = key_at(chain(1, 1), 0)
-    write = os.pwritev
-    monkeypatch.setattr(os, "pwritev", lambda file, parts, at: write(file, parts[:1], at))
-    assert not disk.store(key, content(key))
-    assert places(tmp_path) == {}
-    assert disk.load(key) is None
-
-
-@pytest.mark.parametrize("cut", [0, BLOCK, SLOT])
-def test_a_page_that_was_being_written_when_the_server_died_is_not_there(cut: int, tmp_path: Path) -> None:
-    """Into a slot that another page had before: whatever is in it by then."""
-    first = tier(tmp_path, most=4 * SLOT)
-    keys = keep(first, chain(1, 4))
-    other = key_at(chain(2, 1), 0)
-
-    class Killed(BaseException):
-        pass
-
-    def killed(file: int, parts: Sequence[memoryview], at: int) -> int:
-        os.pwrite(file, b"".join(parts)[:cut], at)
-        raise Killed
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "pwritev", killed)
-        with pytest.raises(Killed):
-            first.store(other, content(other))
-    disk = again(first, tmp_path, most=4 * SLOT)
-    assert disk.lookup(chain(2, 1), 0, 1) == 0
-    assert [loaded(disk, key) for key in keys[1:]] == [content(key) for key in keys[1:]]
-    assert keep(disk, chain(2, 1)) == [other]
-    assert loaded(disk, other) == content(other)
-    assert not any(disk.stats().misses.values())
-    assert disk.stats().evicted == 0
-    assert taken(tmp_path) == 4 * SLOT
-
-
-def test_a_directory_that_vanishes_is_only_misses(tmp_path: Path) -> None:
-    folder = tmp_path / "kv"
-    disk = tier(folder)
-    keys = keep(disk, chain(1, 2))
-    for path in folder.iterdir():
-        path.unlink()
-    folder.rmdir()
-    assert [disk.load(key) for key in keys] == [None, None]
-    assert not disk.store(keys[0], content(keys[0]))
-    assert disk.stats().pages == 0
-
-
-def test_what_a_dead_server_left_half_written_is_cleared_away(tmp_path: Path) -> None:
-    names = [".0000.tmp", f"{'0' * 16}.seg", f"{'1' * 16}.idx"]
-    for name in names:
-        (tmp_path / name).write_bytes(b"half")
-        os.utime(tmp_path / name, (1_000_000, 1_000_000))
-        (tmp_path / name.replace("0", "2").replace("1", "3")).write_bytes(b"another server's")
-    (tmp_path / "README").write_text("not ours")
-    (tmp_path / ("g" * 64)).write_text("not ours either")
-    keep(tier(tmp_path), chain(1, 1))
-    assert tier(tmp_path).stats().pages == 1
-    left = {path.name for path in tmp_path.iterdir()}
-    assert not left & set(names)
-    assert left >= {".2222.tmp", f"{'2' * 16}.seg", f"{'3' * 16}.idx", "README", "g" * 64}
+    keys = [key_at(chain(1, 23), at) for at in range(23)]
+    disk.store_all([(key, content(key)) for key in keys])
+    held = [at for at, key in enumerate(keys) if disk.holds(key.digest)]
+    assert len(held) == room
+    assert held[-1] == 22
+    assert all(loaded(disk, keys[at]) == content(keys[at]) for at in held)
+    assert taken(tmp_path) == room * SLOT
+    assert disk.stats().stored == 23
+    assert disk.stats().writable
