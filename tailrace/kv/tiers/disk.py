@@ -23,8 +23,9 @@ import numpy as np
 
 from tailrace.kv.prefix import PageChain
 from tailrace.kv.tiers import PageKey, TierStats, memory
+from tailrace.kv.tiers.index import BLOCK, Segment, Slot, blocks
 from tailrace.kv.tiers.seal import CAUSES, SECRET_BYTES, Buffer, Cause, Seal, read_secret
-from tailrace.kv.tiers.segments import BLOCK, Segment, Segments, Slot, blocks
+from tailrace.kv.tiers.segments import Segments
 from tailrace.terms import InvalidInput
 
 KEY_FILE = "key"

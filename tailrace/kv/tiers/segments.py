@@ -19,30 +19,34 @@ import os
 import re
 import secrets
 import stat
-import struct
 import time
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-Buffer = bytes | bytearray | memoryview
+from tailrace.kv.tiers.index import (
+    FORMAT,
+    FREE,
+    HEADER,
+    MAGIC,
+    NOTHING,
+    READ,
+    RECORD,
+    Found,
+    Index,
+    Segment,
+    Slot,
+    blocks,
+    read_index,
+    written,
+)
+from tailrace.kv.tiers.seal import Buffer
 
-MAGIC = b"TRKVSLOT"
-FORMAT = 1
-"""Changes with anything in an index, or where a page's parts lie in a slot."""
-HEADER = struct.Struct("<8sII")
-RECORD = struct.Struct("<32sQ")
-"""A page's digest, and when it was last used, in nanoseconds since 1970."""
-NOTHING = bytes(32)
-FREE = bytes(RECORD.size)
 NAME = re.compile(r"[0-9a-f]{16}\.(idx|seg)")
 PARTNER = {"idx": "seg", "seg": "idx"}
 OLD = re.compile(r"[0-9a-f]{64}")
 """A page in a file of its own, as earlier versions kept them."""
-BLOCK = 4096
-"""Slots are whole blocks of the disk."""
-READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 WRITE = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 DIRECT = getattr(os, "O_DIRECT", 0)
 """Past the system's cache of files: that would take a copy, and memory, for what is most often never read again."""
@@ -52,51 +56,11 @@ STALE_SECONDS = 600.0
 """Age from which a file that is not part of a segment was left behind by a server that has died."""
 
 
-class Segment:
-    """One of them. `slots` is how many its file has; `lock` is there where it is this process's own; `newest` is when
-    its index was last written, as of the last look; `gone` is that it was found to be deleted."""
-
-    __slots__ = ("gone", "lock", "name", "newest", "slot_bytes", "slots")
-
-    def __init__(self, name: str, slot_bytes: int) -> None:
-        self.name = name
-        self.slot_bytes = slot_bytes
-        self.slots = 0
-        self.lock: int | None = None
-        self.newest = 0
-        self.gone = False
-
-
-class Slot(NamedTuple):
-    """Where a page is."""
-
-    segment: Segment
-    number: int
-
-    @property
-    def place(self) -> int:
-        """Where it begins in its file."""
-        return self.number * self.segment.slot_bytes
-
-    @property
-    def record(self) -> int:
-        """Where its record begins in the index."""
-        return HEADER.size + self.number * RECORD.size
-
-
 class Files(NamedTuple):
     """A segment's, open for writing."""
 
     pages: int
     records: int
-
-
-class Found(NamedTuple):
-    """A page that an index names."""
-
-    used: int
-    digest: bytes
-    slot: Slot
 
 
 class Segments:
@@ -153,60 +117,40 @@ class Segments:
         if segment is not None and segment.lock is not None:
             return []
         try:
-            raw, size, newest = self._read_index(name)
+            index = read_index(self._path(name, "seg"), self._path(name, "idx"))
+            if index.slot_bytes == self._slot_bytes and (lock := self._adopted(name)) is not None:
+                segment = self._segments[name] = Segment(name, self._slot_bytes, lock)
+                index = read_index(self._path(name, "seg"), self._path(name, "idx"))  # what its owner did last
         except OSError:
-            raw, size, newest = b"", 0, 0
-        magic, version, slot_bytes = HEADER.unpack_from(raw) if len(raw) >= HEADER.size else (b"", 0, 0)
-        if magic != MAGIC or version != FORMAT or slot_bytes < BLOCK or slot_bytes % BLOCK:
+            index = Index(0, 0, 0, b"")
+        if not index.slot_bytes:
             if segment is not None:
                 self._lose(segment)
-            if size:
-                self._old += [(self._path(name, "seg"), blocks(size)), (self._path(name, "idx"), 0)]
+            if index.size:
+                self._old += [(self._path(name, "seg"), blocks(index.size)), (self._path(name, "idx"), 0)]
             return []
         if segment is None:
-            segment = self._segments[name] = Segment(name, slot_bytes)
-        segment.slots, segment.newest = -(-size // slot_bytes), newest
-        if slot_bytes == self._slot_bytes:
-            self._adopt(segment)
-        return self._records(segment, raw)
+            segment = self._segments[name] = Segment(name, index.slot_bytes)
+        segment.slots, segment.newest = index.slots(self._segment_slots), index.newest
+        named, free = index.pages(segment)
+        if segment.lock is not None:
+            self._free += free
+        return named
 
-    def _records(self, segment: Segment, raw: bytes) -> list[Found]:
-        """What an index names; notes what is free in a segment of its own."""
-        found: list[Found] = []
-        raw = raw[HEADER.size :].ljust(segment.slots * RECORD.size, b"\0")
-        for number in range(segment.slots):
-            digest, used = RECORD.unpack_from(raw, number * RECORD.size)
-            slot = Slot(segment, number)
-            if digest != NOTHING:
-                found.append(Found(used, digest, slot))
-            elif segment.lock is not None:
-                self._free.append(slot)
-        return found
-
-    def _read_index(self, name: str) -> tuple[bytes, int, int]:
-        """An index, as far as it can be of use, the bytes of its segment, and when it was last written."""
-        state = self._path(name, "seg").lstat()
-        if not stat.S_ISREG(state.st_mode):
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    def _adopted(self, name: str) -> int | None:
+        """Makes a segment its own where nobody owns it: its lock."""
         file = os.open(self._path(name, "idx"), READ)
         try:
-            most = HEADER.size + (state.st_size // BLOCK + 1) * RECORD.size
-            return os.pread(file, most, 0), state.st_size, os.fstat(file).st_mtime_ns
-        finally:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file).st_nlink:
+                return file
+        except OSError:  # somebody does
+            pass
+        except BaseException:
             os.close(file)
-
-    def _adopt(self, segment: Segment) -> None:
-        """Makes it its own where nobody owns it."""
-        with contextlib.suppress(OSError):
-            file = os.open(self._path(segment.name, "idx"), READ)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not os.fstat(file).st_nlink:
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            except OSError:
-                os.close(file)
-                raise
-            segment.lock = file
+            raise
+        os.close(file)
+        return None
 
     def _lose(self, segment: Segment) -> None:
         """It has been deleted, or is no segment any more."""
@@ -422,14 +366,3 @@ class Segments:
         except FileNotFoundError:
             self._lose(segment)
             raise
-
-
-def blocks(size: int) -> int:
-    """Bytes that a file of that size takes, as whole blocks."""
-    return -(-size // BLOCK) * BLOCK
-
-
-def written(count: int, wanted: int) -> None:
-    """OSError where a write was cut short."""
-    if count != wanted:
-        raise OSError("it is full")

@@ -10,7 +10,7 @@ import numpy as np
 from tailrace.kv.prefix import PageChain, root_digest
 from tailrace.kv.tiers import PageKey, key_at
 from tailrace.kv.tiers.disk import DiskTier
-from tailrace.kv.tiers.segments import BLOCK
+from tailrace.kv.tiers.index import BLOCK
 from tests.kv.tiers.harms import PAGE_BYTES
 from tests.kv.tiers.places import Place, places, segment_files
 

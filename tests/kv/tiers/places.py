@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tailrace.kv.tiers.segments import FORMAT, HEADER, MAGIC, NOTHING, RECORD
+from tailrace.kv.tiers.index import FORMAT, HEADER, MAGIC, NOTHING, RECORD
 
 
 class Place(NamedTuple):

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tailrace.kv.tiers import key_at
+from tailrace.kv.tiers.index import BLOCK
 from tailrace.kv.tiers.seal import CAUSES
-from tailrace.kv.tiers.segments import BLOCK
 from tailrace.terms import InvalidInput
 from tests.kv.tiers.disks import SLOT, again, chain, content, keep, loaded, place_of, taken, tier
 from tests.kv.tiers.harms import PAGE_BYTES
