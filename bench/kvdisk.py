@@ -1,5 +1,7 @@
 """What the tiers below the KV pool give and cost: `kvdisk` and `kvvalkey`.
 
+page       what storing one on disk takes the thread that does it, and loading it: processor time, which other
+           programs change less than they change seconds
 back       a session of 1,500 tokens comes back after the server was started again: seconds to its first token from
            disk, with its files in the system's cache and without, or from a Valkey server on this machine, beside as
            many new tokens that are computed
@@ -15,6 +17,7 @@ import http.client
 import json
 import os
 import random
+import secrets
 import statistics
 import tempfile
 import time
@@ -24,9 +27,15 @@ from pathlib import Path
 from bench import valkeyserver
 from bench.serve import Server, ids, together
 from bench.start import cpu_seconds
+from tailrace.kv.tiers import PageKey, memory
+from tailrace.kv.tiers.disk import DiskTier
 
 Load = tuple[str, int, int, int]
 SESSION = 1500
+PAGE_BYTES = 23_040 * 16
+"""Of the default model, in bf16."""
+ROUND = 160
+"""Pages that are stored in a row."""
 LOADS = (
     ("prompts", 1, SESSION, 1),
     ("16 streams", 16, 128, 128),
@@ -65,13 +74,13 @@ def serving(label: str, command: str) -> Iterator[Server]:
         server.stop()
 
 
-def stored(folder: Path, pages: int) -> None:
-    """Waits until so many pages are on disk; RuntimeError where that takes a minute."""
+def stored(server: Server, tier: str, pages: int) -> None:
+    """Waits until so many pages are in a tier; RuntimeError where that takes a minute."""
     end = time.monotonic() + 60
-    while sum(len(path.name) == 64 for path in folder.iterdir()) < pages:
+    while metric(server, f"tailrace_kv_{tier}_stored_total") < pages:
         if time.monotonic() > end:
             raise RuntimeError(f"{pages} pages were not stored within a minute")
-        time.sleep(0.05)
+        time.sleep(0.1)
 
 
 def out_of_cache(folder: Path) -> None:
@@ -89,8 +98,8 @@ def back(ours: str, folder: Path, turns: int, rng: random.Random) -> None:
     with serving("storing", command) as server:
         for session in sessions:
             first_token(server, session)
-        stored(folder, turns * (SESSION // 16))
-    for cold in (False, True):
+        stored(server, "disk", turns * (SESSION // 16))
+    for cold in (True, False):  # what has been read once is in the system's cache
         if cold:
             out_of_cache(folder)
         with serving("back", command) as server:
@@ -131,11 +140,7 @@ def shared(ours: str, options: str, turns: int, rng: random.Random) -> None:
     with serving("storing", f"{ours} {options}") as server:
         for session in sessions:
             first_token(server, session)
-        end = time.monotonic() + 60
-        while metric(server, "tailrace_kv_valkey_stored_total") < turns * (SESSION // 16):
-            if time.monotonic() > end:
-                raise RuntimeError("the pages were not stored within a minute")
-            time.sleep(0.1)
+        stored(server, "valkey", turns * (SESSION // 16))
     with serving("back", f"{ours} {options}") as server:
         come_back(server, "from Valkey", sessions, rng)
 
@@ -171,12 +176,48 @@ def storing(ours: str, options: str, turns: int, rng: random.Random, loads: Sequ
         )
 
 
-def run(ours: str, turns: int) -> None:
-    """Prints the table. Ratios are medians of pairs measured one after the other, with their range."""
+def page(folder: Path, turns: int) -> None:
+    """Prints the table: pages of the default model, from as many places in memory as the queue has."""
+    waiting = [memory(PAGE_BYTES) for _ in range(90)]
+    for data in waiting:
+        data[:] = os.urandom(PAGE_BYTES)
+    for name, most in (("", 4 << 30), (", directory full", 3 * ROUND * PAGE_BYTES)):
+        disk = DiskTier(folder / str(most), most, numerics="bench", page_bytes=PAGE_BYTES, page_tokens=16)
+        storing, loading = [], []
+        for turn in range(turns + 3):
+            keys = [PageKey(secrets.token_bytes(32), bytes(32), bytes(64)) for _ in range(ROUND)]
+            pages = [(key, waiting[at % len(waiting)]) for at, key in enumerate(keys)]
+            begin = time.thread_time()
+            for at in range(0, ROUND, disk.batch):
+                disk.store_all(pages[at : at + disk.batch])
+            stored = time.thread_time()
+            disk.prepare(keys)
+            if not all(disk.load(key) is not None for key in keys):
+                raise RuntimeError("a page was stored and cannot be loaded")
+            if turn >= 3:  # by then it is full
+                storing.append((stored - begin) / ROUND * 1e6)
+                loading.append((time.thread_time() - stored) / ROUND * 1e6)
+        disk.close()
+        for what, times in (("stored", storing), ("loaded from the disk", loading)):
+            print(
+                f"a page {what}{name}: {statistics.median(times):.0f} us ({min(times):.0f} to {max(times):.0f})",
+                flush=True,
+            )
+
+
+PARTS = ("page", "back", "storing")
+
+
+def run(ours: str, turns: int, parts: Sequence[str] = PARTS) -> None:
+    """Prints the tables. Ratios are medians of pairs measured one after the other, with their range."""
     rng = random.Random(time.time_ns())
     with tempfile.TemporaryDirectory(prefix="tailrace-kvdisk-") as place:
-        back(ours, Path(place) / "back", turns, rng)
-        storing(ours, f"--kv-disk {Path(place) / 'storing'}", turns, rng)
+        if "page" in parts:
+            page(Path(place), turns)
+        if "back" in parts:
+            back(ours, Path(place) / "back", turns, rng)
+        if "storing" in parts:
+            storing(ours, f"--kv-disk {Path(place) / 'storing'}", turns, rng)
 
 
 def run_valkey(ours: str, turns: int) -> None:

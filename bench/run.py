@@ -90,7 +90,7 @@ BENCHES: dict[str, tuple[str, str, Callable[[Any, Setting], None]]] = {
     "start": ("start", "Start", lambda m, s: m.run(s.servers, s.args.model, s.args.starts)),
     "shapes": ("shapes", "Larger shapes, through HTTP", _shapes),
     "neighbour": ("neighbour", "Beside a busy process", lambda m, s: m.run(s.servers, s.args.repeats)),
-    "kvdisk": ("kvdisk", "KV on disk", lambda m, s: m.run(s.ours, max(4, s.args.repeats))),
+    "kvdisk": ("kvdisk", "KV on disk", lambda m, s: m.run(s.ours, max(4, s.args.repeats), s.workloads(m.PARTS))),
     "kvvalkey": ("kvdisk", "KV in Valkey", lambda m, s: m.run_valkey(s.ours, max(4, s.args.repeats))),
     "quota": ("quota", "Under a CPU quota", _quota),
 }
@@ -111,7 +111,7 @@ def main() -> None:
         default=None,
         help="another server's command, with {port} and {model}; embeddings: a Python that has sentence-transformers",
     )
-    p.add_argument("--workloads", default=None, help="serve, shapes: a comma-separated choice")
+    p.add_argument("--workloads", default=None, help="serve, shapes, kvdisk: a comma-separated choice")
     p.add_argument("--repeats", type=int, default=3, help="runs of each workload, or turns")
     p.add_argument("--starts", type=int, default=10, help="start: starts of each server")
     p.add_argument("--shapes", default="llama-1b-q4_0,llama-1b-q8_0", help="shapes: or mistral-7b-q4_0, ...-q8_0")

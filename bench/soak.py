@@ -227,14 +227,14 @@ class Faults:
     def _spoil(self) -> None:
         if self._shared is not None:
             self._spoil_shared(self._shared)
-        files = [path for path in self._folder.iterdir() if len(path.name) == 64]
+        files = [path for path in self._folder.iterdir() if path.suffix in (".seg", ".idx")]
         for path in self._rng.sample(files, min(3, len(files))):
             with contextlib.suppress(FileNotFoundError):
                 kind = self._rng.choice(["deleted", "cut", "changed"])
                 if kind == "deleted":
                     path.unlink()
                 elif kind == "cut":
-                    os.truncate(path, self._rng.randrange(path.stat().st_size))
+                    os.truncate(path, self._rng.randrange(path.stat().st_size + 1))
                 else:
                     with open(path, "r+b") as file:
                         file.seek(self._rng.randrange(max(1, path.stat().st_size)))

@@ -201,7 +201,7 @@ class FakeBackend(Inline):
 
     numerics = "fake-1"
 
-    def read_page(self, page: Pages, out: bytearray | None = None) -> bytearray:
+    def read_page(self, page: Pages, out: bytearray | memoryview | None = None) -> bytearray | memoryview:
         out = bytearray(self.page_bytes) if out is None else out
         pages = (page,) if isinstance(page, int) else page
         out[:] = b"".join(
@@ -414,6 +414,7 @@ class MemoryTier:
         self.name = name
         self.asked = asked
         self.up = True
+        self.batch = 1
         self.pages: dict[PageKey, bytes] = {}
         self.known: set[bytes] = set()
         self.loads: list[PageKey] = []  # that gave something
@@ -451,7 +452,11 @@ class MemoryTier:
     def prepare(self, keys: Sequence[PageKey]) -> None:
         """Nothing to do."""
 
-    def store(self, key: PageKey, data: bytes | bytearray) -> bool:
+    def store_all(self, pages: Sequence[tuple[PageKey, bytes | bytearray | memoryview]]) -> None:
+        for key, data in pages:
+            self.store(key, data)
+
+    def store(self, key: PageKey, data: bytes | bytearray | memoryview) -> bool:
         if self.fail():
             return False
         self.pages[key] = bytes(data)

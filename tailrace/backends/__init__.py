@@ -287,7 +287,7 @@ class Backend(Protocol):
         them. Pages that outlive the process are of use only where it is equal."""
         ...
 
-    def read_page(self, page: Pages, out: bytearray | None = None) -> bytearray:
+    def read_page(self, page: Pages, out: bytearray | memoryview | None = None) -> bytearray | memoryview:
         """One page of the pool, all layers, as one block; in `out`, where there is one. Where layers are in several
         groups it is a page of each, and the block has them in turn. Any thread may call it beside a running step that
         does not write the page."""

@@ -138,7 +138,7 @@ class Copy:
 
     __slots__ = ("data", "key", "users")
 
-    def __init__(self, key: PageKey, data: bytearray, users: int) -> None:
+    def __init__(self, key: PageKey, data: bytearray | memoryview, users: int) -> None:
         self.key = key
         self.data = data
         self.users = users
@@ -307,13 +307,15 @@ class Mover:
     # --- the thread
 
     def work(self) -> bool:
-        """One question or one page; False where there is nothing to do."""
+        """One question, one page to load, or as many to store as the tier takes at a time; False where there is nothing
+        to do."""
         with self._wake:
             lookup = self._lookups[0] if self._lookups else None
             part = self._parts[0] if lookup is None and self._parts else None
             idle = lookup is None and part is None
             queue = self._urgent or self._stores
-            store = queue.popitem(last=False)[1] if idle and self._may_store() else None
+            count = min(self.tier.batch, len(queue)) if idle and self._may_store() else 0
+            copies = [queue.popitem(last=False)[1] for _ in range(count)]
         if lookup is not None:
             with contextlib.suppress(Exception):  # no answer is an answer
                 self.tier.ask(lookup.digests)
@@ -329,12 +331,13 @@ class Mover:
                     self._parts.popleft()
                 part.ended = self._clock()
                 self._ended(part)
-        elif store is not None:
+        elif copies:
             with contextlib.suppress(Exception):  # a page that is not stored is only a miss
-                self.tier.store(store.key, store.data)
-            self._waiting.discard(store.key.digest)
-            self._give_back(store)
-        return lookup is not None or part is not None or store is not None
+                self.tier.store_all([(copy.key, copy.data) for copy in copies])
+            for copy in copies:
+                self._waiting.discard(copy.key.digest)
+                self._give_back(copy)
+        return lookup is not None or part is not None or bool(copies)
 
     def tend(self) -> float | None:
         """`Tier.tend`."""
@@ -373,7 +376,7 @@ class Mover:
         part.done += 1
         return part.done < part.count
 
-    def _waiting_page(self, key: PageKey) -> bytearray | None:
+    def _waiting_page(self, key: PageKey) -> bytearray | memoryview | None:
         """The page, where it still waits to be stored. Token ids and parent are compared, as a tier does."""
         with self._wake:
             found = self._urgent.get(key.digest) or self._stores.get(key.digest)

@@ -19,7 +19,7 @@ from tailrace.backends import PAGE_SIZE
 from tailrace.engine.mover import CLOSE_SECONDS, Copy, Load, Lookup, Mover, Part
 from tailrace.kv.cost import LoadCost, MeasuredCost
 from tailrace.kv.prefix import PageChain
-from tailrace.kv.tiers import PageKey, Tier, TierStats
+from tailrace.kv.tiers import PageKey, Tier, TierStats, memory
 
 if TYPE_CHECKING:
     from tailrace.backends import Backend, Pages
@@ -98,7 +98,7 @@ class Transfers:
         self._backend = backend
         self._clock = clock
         self._lock = threading.Lock()  # of what several threads count down
-        self._buffers: list[bytearray] = []  # spare ones: their memory has been touched already
+        self._buffers: list[bytearray | memoryview] = []  # spare ones: their memory has been touched already
         self._ended: deque[Load] = deque()
         self._late: set[Load] = set()  # that have not ended in time
         self._answers: deque[Lookup] = deque()  # that the engine has not heard of
@@ -289,8 +289,8 @@ class Transfers:
         to. Where a queue is full it is dropped; an urgent one pushes out the latest of those that are not."""
         movers = [mover for mover in self.movers if mover.wants(key.digest, urgent=urgent)]
         if movers:
-            data = self._backend.read_page(page, self._buffers.pop() if self._buffers else None)
-            copy = Copy(key, data, len(movers))
+            buffer = self._buffers.pop() if self._buffers else memory(self.page_bytes)
+            copy = Copy(key, self._backend.read_page(page, buffer), len(movers))
             for mover in movers:
                 mover.store(copy, urgent=urgent)
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.api.conftest import Running, launch, until
 from tests.api.stand import FIRST_BYTE
+from tests.kv.tiers.places import change_all, segment_files
 
 SESSION = [FIRST_BYTE + (7 * at + at // 5) % 400 for at in range(1500)]
 EAGER = {"loader": "tests.api.stand:load_eager"}
@@ -31,10 +32,6 @@ def ask(server: Running, prompt: list[int], max_tokens: int = 8, key: str = "") 
 
 def stored(server: Running, pages: int) -> None:
     until(lambda: server.metric("tailrace_kv_disk_pages") >= pages, f"{pages} pages on disk")
-
-
-def page_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if len(path.name) == 64)
 
 
 def test_a_session_comes_back_after_a_restart(fresh: Callable[..., Any], tmp_path: Path) -> None:
@@ -95,8 +92,8 @@ def test_twenty_sessions_keep_their_secrets_in_a_pool_for_one(fresh: Callable[..
 @pytest.mark.parametrize(
     ("harm", "cause"),
     [
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "size"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\1"), "checksum"),
+        (lambda path: os.truncate(path, 9), "size"),
+        (change_all, "checksum"),
         (lambda path: path.unlink(), "absent"),
     ],
 )
@@ -108,7 +105,7 @@ def test_harmed_files_cost_time_and_nothing_else(
         stored(server, STORED)
         assert server.finish() == 0
     with fresh(**EAGER, kv_disk=str(tmp_path)) as server:
-        for path in page_files(tmp_path):
+        for path in segment_files(tmp_path):
             harm(path)
         assert ask(server, SESSION) == (first, 0)
         assert server.metric("tailrace_kv_disk_misses_total", cause=cause) == 1

@@ -16,8 +16,9 @@ from tailrace.cli.client import Client, ServerError
 from tailrace.cli.kvcheck import Counters, Finding, check
 from tailrace.terms import InvalidInput, TailraceError
 from tests.api.conftest import Running, serving
-from tests.api.test_kv_disk import EAGER, page_files
+from tests.api.test_kv_disk import EAGER
 from tests.cli.conftest import Run
+from tests.kv.tiers.places import change_all, segment_files
 
 
 def found(findings: list[Finding]) -> dict[str, str]:
@@ -92,19 +93,15 @@ def test_a_disk_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     assert "cannot be written" in text_of(findings, "disk stores")
 
 
-def change(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1] + b"\xa5")
-
-
 @pytest.mark.parametrize(
     ("harm", "said"),
-    [(change, "have been changed"), (os.unlink, "deleted"), (lambda path: os.truncate(path, 9), "short")],
+    [(change_all, "have been changed"), (os.unlink, "deleted"), (lambda path: os.truncate(path, 9), "short")],
 )
 def test_what_a_disk_lost_is_told(harm: Callable[[Path], None], said: str, tmp_path: Path) -> None:
     with serving(**EAGER, kv_disk=str(tmp_path), kv_tokens=512, max_context=480) as server:
 
         def spoil(_: str) -> None:
-            for path in page_files(tmp_path):
+            for path in segment_files(tmp_path):
                 harm(path)
 
         findings = list(check(Client(server.url), None, tokens=100, evict=True, say=spoil))

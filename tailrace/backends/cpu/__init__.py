@@ -158,7 +158,7 @@ class CpuBackend:
             build = hashlib.file_digest(file, "sha256").hexdigest()
         return f"{NUMERICS} {self.kernels} {self._kept} {build}"
 
-    def read_page(self, page: Pages, out: bytearray | None = None) -> bytearray:
+    def read_page(self, page: Pages, out: bytearray | memoryview | None = None) -> bytearray | memoryview:
         out = bytearray(self.page_bytes) if out is None else out
         if isinstance(page, int):
             self._program.read_page(page, out, 0)

@@ -76,7 +76,7 @@ class ReferenceBackend(Inline):
         modes = f"{self._kv_dtype.name} {self._rounded} {self.batch_invariant}"
         return f"reference-{VERSION} numpy-{np.__version__} {np.dtype(self._dtype)} {modes}"
 
-    def read_page(self, page: Pages, out: bytearray | None = None) -> bytearray:
+    def read_page(self, page: Pages, out: bytearray | memoryview | None = None) -> bytearray | memoryview:
         out = bytearray(self.page_bytes) if out is None else out
         out[:] = b"".join(array[one].tobytes() for array, one in self._arrays(page))
         return out

@@ -6,6 +6,7 @@ miss. It never knows of requests, of page numbers, or of what the bytes mean.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -20,6 +21,11 @@ class PageKey(NamedTuple):
     digest: bytes
     parent: bytes
     tokens: bytes
+
+
+def memory(size: int) -> memoryview:
+    """So many bytes that begin on a page of the machine's memory, as disks take them without a copy."""
+    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def key_at(chain: PageChain, at: int) -> PageKey:
@@ -87,8 +93,13 @@ class Tier(Protocol):
         """The page's bytes, as they were stored, until the next call; None where it cannot vouch for them."""
         ...
 
-    def store(self, key: PageKey, data: bytes | bytearray) -> bool:
-        """Keeps a page, at the cost of others if need be; whether it has it now, as far as it knows."""
+    @property
+    def batch(self) -> int:
+        """How many pages it takes best at a time."""
+        ...
+
+    def store_all(self, pages: Sequence[tuple[PageKey, bytes | bytearray | memoryview]]) -> None:
+        """Keeps pages, at the cost of others if need be."""
         ...
 
     def tend(self) -> float | None:

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from tailrace.kv.prefix import PageChain
 from tailrace.kv.tiers import PageKey, TierStats
-from tailrace.kv.tiers.seal import CAUSES, Cause, Seal
+from tailrace.kv.tiers.seal import CAUSES, Buffer, Cause, Seal
 from tailrace.terms import InvalidInput
 
 SCHEMES = ("valkey://", "valkeys://", "redis://", "rediss://", "unix://")
@@ -132,6 +132,7 @@ class ValkeyTier:
 
     name = "valkey"
     asked = True
+    batch = 1
 
     def __init__(
         self,
@@ -287,7 +288,11 @@ class ValkeyTier:
             asked.append(("GETRANGE", self._key(key.digest), 0, self._seal.entry_bytes))  # a byte more than it may have
         self._line.send_packed_command(self._line.pack_commands(asked))
 
-    def store(self, key: PageKey, data: bytes | bytearray) -> bool:
+    def store_all(self, pages: Sequence[tuple[PageKey, Buffer]]) -> None:
+        for key, data in pages:
+            self.store(key, data)
+
+    def store(self, key: PageKey, data: bytes | bytearray | memoryview) -> bool:
         if len(data) != self._seal.page_bytes:
             raise ValueError(f"a page takes {self._seal.page_bytes} bytes, not {len(data)}")
         if self.holds(key.digest):

@@ -9,7 +9,8 @@ import pytest
 from tailrace.kv.tiers import key_at
 from tailrace.kv.tiers.seal import NONCE_BYTES, TAG_BYTES, Seal, read_secret
 from tailrace.terms import InvalidInput
-from tests.kv.tiers.test_disk import PAGE_BYTES, chain, content
+from tests.kv.tiers.disks import chain, content
+from tests.kv.tiers.harms import PAGE_BYTES
 
 SECRET = bytes(range(32))
 KEY = key_at(chain(1, 2), 1)

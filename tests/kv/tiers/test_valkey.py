@@ -18,7 +18,8 @@ from tailrace.kv.tiers.seal import CAUSES, Seal
 from tailrace.kv.tiers.valkey import FIRST_PAUSE, FULL_PAUSE, LONGEST_PAUSE, ValkeyTier, read_password
 from tailrace.terms import InvalidInput
 from tests.fakes import FakeClock
-from tests.kv.tiers.test_disk import PAGE_BYTES, SPOILT, chain, content
+from tests.kv.tiers.disks import chain, content
+from tests.kv.tiers.harms import PAGE_BYTES, SPOILT
 from tests.valkey import Server, StandIn, needs_server, running
 
 SECRET = bytes(range(32))
