@@ -205,7 +205,7 @@ class Server:
         from tailrace.engine.supervisor import Bounds
 
         settings, times = self._settings, self._settings.timeouts
-        bounds = Bounds(heartbeat=times.heartbeat, hang=times.hang, start=times.start)
+        bounds = Bounds(heartbeat=times.heartbeat, stuck=times.stuck, hang=times.hang, start=times.start)
         self._client = client = EngineClient(settings.engine(), bounds=bounds)
         client.adopt(self._engine)
         await client.start()

@@ -90,6 +90,9 @@ class Timeouts:
     """Longest that running requests may take after SIGTERM before they are cut off."""
     heartbeat: float = 3.0
     """A heartbeat older than this means a dead engine process."""
+    stuck: float = 4.0
+    """A step that gives no sign of work for this long means a stuck engine. Where steps' pieces have taken long before,
+    four times the longest of them if that is more."""
     hang: float = 30.0
     """No progress for this long while requests are held means a hung engine."""
     start: float = 300.0

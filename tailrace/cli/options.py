@@ -169,6 +169,8 @@ SERVE = Declaration(
         Option("--request-timeout", float, "Longest that a request may take, in seconds; 0 is no bound.", _TIME, 0.0),
         Option("--drain-timeout", float, "Longest that running requests may take after SIGTERM, in seconds.", _TIME,
                60.0),
+        Option("--stuck-timeout", float, "Seconds without a sign of work, within a step, after which the engine counts "
+               "as stuck; more where pieces of work have taken long before.", _TIME, 4.0),
         Option("--hang-timeout", float, "Seconds without progress after which the engine counts as hung.", _TIME, 30.0),
         Option("--start-timeout", float, "Longest that the engine may take to get ready, in seconds.", _TIME, 300.0),
         Option("--sleep-after", float, "Idle seconds after which the engine's memory is given back until a request "

@@ -95,7 +95,8 @@ def settings(values: Mapping[str, Any]) -> Settings:
     from tailrace.models import catalogue
 
     for name in (
-        "request_timeout", "drain_timeout", "hang_timeout", "start_timeout", "wake_timeout", "sleep_after",
+        "request_timeout", "drain_timeout", "stuck_timeout", "hang_timeout", "start_timeout", "wake_timeout",
+        "sleep_after",
     ):  # fmt: skip
         if not 0 <= values[name] < math.inf:
             flag = "--" + name.replace("_", "-")
@@ -125,6 +126,7 @@ def settings(values: Mapping[str, Any]) -> Settings:
         timeouts=Timeouts(
             request=values["request_timeout"],
             drain=values["drain_timeout"],
+            stuck=values["stuck_timeout"],
             hang=values["hang_timeout"],
             start=values["start_timeout"],
             wake=values["wake_timeout"],

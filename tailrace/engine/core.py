@@ -175,6 +175,11 @@ class EngineCore:
         )
 
     @property
+    def work(self) -> int | None:
+        """As `Backend.work`."""
+        return self._backend.work
+
+    @property
     def idle(self) -> bool:
         """Not a request held and not a step running."""
         return not self._held and self._flight is None
