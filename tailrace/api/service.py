@@ -310,12 +310,13 @@ class Service:
         number = adapter.id if adapter is not None else 0
         table = self.table(self.text)
         name = f"{prefix}{os.urandom(12).hex()}"
-        generation = Generation(asked.stream, form=None if asked.form is None else asked.form.param)
+        source = "messages" if start else "prompt"
+        generation = Generation(asked.stream, None if asked.form is None else asked.form.param, source)
         hide = asked.echo and asked.max_tokens == 0
         eos = frozenset(self.text.eos_ids)
         for prompt in prompts:
             wanted = asked.max_tokens
-            params = fit(asked.params, len(prompt), 1 if hide else wanted, context)
+            params = fit(asked.params, len(prompt), 1 if hide else wanted, context, source)
             params = msgspec.structs.replace(params, continues=not start, shown=reading.shown if reading else ())
             if hide:
                 params = msgspec.structs.replace(params, max_tokens=1, min_tokens=0, logprobs=-1)
