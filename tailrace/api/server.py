@@ -143,7 +143,9 @@ def tls_of(settings: Settings) -> ssl.SSLContext | None:
 
 def text_of(settings: Settings) -> Text:
     """Tokenizer and template of the model. At its first start the template is compiled now, so a model whose template
-    is wrong is not served; later ones know that from the prepared entry. Raises ModelError, InvalidInput."""
+    is wrong is not served; later ones know that from the prepared entry. A template that is given in its place is tried
+    each time, and says nothing of the model's own. Raises ModelError, InvalidInput."""
+    from dataclasses import replace
     from pathlib import Path
 
     from tailrace.engine.assets import keep, open_text
@@ -152,10 +154,23 @@ def text_of(settings: Settings) -> Text:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time, each in a thread of ours
     cache = Path(settings.cache_dir) if settings.cache_dir is not None else None
     assets, rows, table, opened = open_text(Path(settings.model), cache)
-    text = load_text(assets, vocab=rows, token_bytes=table)
-    if opened is not None:
-        text.warm()
-        keep(opened)
+    text, given = None, settings.chat_template
+    if given is not None:
+        from tailrace.text import templates
+
+        told = replace(assets, chat_template=templates.source_of(given))
+        text = load_text(told, vocab=rows, token_bytes=table)
+        templates.check(text, given)
+    if text is None or opened is not None:
+        own = load_text(assets, vocab=rows, token_bytes=table)
+        try:
+            if opened is not None:
+                own.warm()
+                keep(opened)
+        except InvalidInput:
+            if text is None:
+                raise
+        text = text or own
     return text
 
 

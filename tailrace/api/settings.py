@@ -211,6 +211,8 @@ class Settings:
     """The lines have the prompts too, as they were sent to the model."""
     unknown_parameters: str = "refuse"
     """"refuse": a body with a parameter that nobody knows is 400. "warn": it is passed over, and a header names it."""
+    chat_template: str | None = None
+    """Instead of the model's: a name of `text.templates`, or a file."""
     tool_parser: str = "auto"
     """Format in which the model writes tool calls: "auto" (what its chat template shows), a name of
     `text.answer.formats`, or "none"."""
@@ -270,6 +272,10 @@ class Settings:
             subscribers.check(self.kv_events, self.kv_events_replay, self.kv_events_key, prefix_cache=self.prefix_cache)
         self._check_tiers()
         self._check_parsers()
+        if self.chat_template is not None:
+            from tailrace.text import templates
+
+            templates.source_of(self.chat_template)
         self._check_content()
         self._check_adapters()
         if self.backend not in ("cpu", "reference"):

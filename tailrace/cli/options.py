@@ -68,6 +68,11 @@ QUANTIZE_HELP = (
     "embedding and output head at int8. Weights that are quantised already stay as they are. Default: as stored."
 )
 
+CHAT_TEMPLATE_HELP = (
+    "Chat template instead of the model's: hermes, llama3 or mistral, for a model of that family whose own knows no "
+    "tools, or a file."
+)
+
 LORA_HELP = "LoRA adapter (a PEFT directory) for a server that is started here."
 
 
@@ -181,6 +186,7 @@ SERVE = Declaration(
                metavar="SECONDS"),
         Option("--cache", str, "Where models and repacked weights are kept. Default: TAILRACE_CACHE, or "
                "~/.cache/tailrace.", _OTHER, metavar="DIR"),
+        Option("--chat-template", str, CHAT_TEMPLATE_HELP, _OTHER, metavar="NAME|FILE"),
         Option("--tool-parser", str, "Format in which the model writes tool calls. Default: what its chat template "
                "shows.", _OTHER, "auto", choices=TOOL_PARSERS),
         Option("--reasoning-parser", str, "Tags around the model's reasoning. Default: those that its chat template "
