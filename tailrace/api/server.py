@@ -323,7 +323,8 @@ class Server:
                     service.table(service.text)
                     self._laps.lap("text")
         except TailraceError as error:
-            self._report(f"tailrace: cannot serve {self._settings.model}: {error}")
+            model, why = self._settings.model, str(error)
+            self._report(f"tailrace: cannot serve {model}: {why.removeprefix(f'{model}: ')}")
             self._failed = 2 if isinstance(error, InvalidInput) else 1
             return False
         finally:
@@ -331,6 +332,8 @@ class Server:
                 task.cancel()
         settle_memory()
         self._announce(service)
+        if (warning := self._settings.exposed()) is not None:
+            to_stderr(f"tailrace: {warning}")
         return True
 
     async def _warm(self, service: Service) -> None:

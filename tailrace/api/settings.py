@@ -236,6 +236,15 @@ class Settings:
         """Every name that a client may ask for."""
         return self.served_names or (self.model_name,)
 
+    def exposed(self) -> str | None:
+        """What whoever starts it should know of its being reached from other machines."""
+        if self.host in LOOPBACK or self.tls_cert is not None:
+            return None
+        return (
+            f"{self.host} can be reached from other machines, and keys, prompts and answers cross the network in the "
+            "clear: give --tls-cert and --tls-key, or have something before this server that speaks TLS"
+        )
+
     def check(self) -> None:
         """Raises InvalidInput, naming the setting and the remedy, where the settings contradict themselves."""
         self._check_access()
