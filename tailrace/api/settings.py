@@ -99,6 +99,8 @@ class Timeouts:
     """Longest that the engine may take from its spawn until it is ready."""
     wake: float = 60.0
     """Longest that a request waits for a server that wakes up for it."""
+    lora: float = 60.0
+    """Longest that reading an adapter may take."""
     sleep_after: float = 0.0
     """Idle time after which the server goes to sleep by itself; 0 is never."""
 
@@ -475,6 +477,7 @@ class Settings:
                 for number, (name, path) in enumerate(self.loras, 1)
             ),
             max_loras=self.max_loras,
+            lora_seconds=self.timeouts.lora,
             cache_dir=self.cache_dir,
             loader=self.loader,
         )

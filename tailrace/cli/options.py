@@ -178,6 +178,7 @@ SERVE = Declaration(
                "as stuck; more where pieces of work have taken long before.", _TIME, 4.0),
         Option("--hang-timeout", float, "Seconds without progress after which the engine counts as hung.", _TIME, 30.0),
         Option("--start-timeout", float, "Longest that the engine may take to get ready, in seconds.", _TIME, 300.0),
+        Option("--lora-timeout", float, "Longest that reading an adapter may take, in seconds.", _TIME, 60.0),
         Option("--sleep-after", float, "Idle seconds after which the engine's memory is given back until a request "
                "comes; 0 is never.", _TIME, 0.0, metavar="SECONDS"),
         Option("--wake-on-request", str, "Which sleep a request ends: one that began by itself, any, or none; else it "

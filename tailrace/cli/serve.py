@@ -96,7 +96,7 @@ def settings(values: Mapping[str, Any]) -> Settings:
 
     for name in (
         "request_timeout", "drain_timeout", "stuck_timeout", "hang_timeout", "start_timeout", "wake_timeout",
-        "sleep_after",
+        "sleep_after", "lora_timeout",
     ):  # fmt: skip
         if not 0 <= values[name] < math.inf:
             flag = "--" + name.replace("_", "-")
@@ -129,6 +129,7 @@ def settings(values: Mapping[str, Any]) -> Settings:
             stuck=values["stuck_timeout"],
             hang=values["hang_timeout"],
             start=values["start_timeout"],
+            lora=values["lora_timeout"],
             wake=values["wake_timeout"],
             sleep_after=values["sleep_after"],
         ),

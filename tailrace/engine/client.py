@@ -372,15 +372,16 @@ class EngineClient:
 
     async def load_adapter(self, adapter: AdapterSpec) -> Adapted:
         """Has the engine load an adapter, and each that comes after it. Returns what has become of it, which may be an
-        `error`. Raises EngineDied."""
+        `error`. Raises EngineDied, and TimeoutError where its files take too long to be read."""
         if self.state != "ready":
             raise EngineDied(f"there is no engine that could load an adapter: it is {self.state}")
         loaded: asyncio.Future[Adapted] = asyncio.get_running_loop().create_future()
         self._loads[adapter.id] = loaded
         try:
             self._send(LoadAdapter(adapter))
-            news = await loaded
-        except asyncio.CancelledError:
+            async with asyncio.timeout(self.spec.lora_seconds):
+                news = await loaded
+        except (asyncio.CancelledError, TimeoutError):
             self._send(UnloadAdapter(adapter.id))
             raise
         finally:

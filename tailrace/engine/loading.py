@@ -263,7 +263,7 @@ def open_adapters(spec: EngineSpec, backend: Backend, model: Model) -> tuple[Ada
 
         return read_adapter(folder, model)
 
-    adapters = Adapters(backend, read, spec.max_loras)
+    adapters = Adapters(backend, read, spec.max_loras, seconds=spec.lora_seconds)
     told = adapters.load_now(spec.adapters)
     for news in told:
         if news.error and spec.adapters_wanted:

@@ -43,7 +43,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
         "--kv-disk", "kv", "--kv-disk-bytes", "500MB", "--kv-key-file", "k",
         "--kv-valkey", "valkey://:pw@h", "--kv-valkey-ttl", "60", "--kv-valkey-password-file", "p",
         "--request-timeout", "9", "--drain-timeout", "5", "--hang-timeout", "6", "--start-timeout", "7",
-        "--stuck-timeout", "8", "--chat-template", "hermes",
+        "--stuck-timeout", "8", "--lora-timeout", "3", "--chat-template", "hermes",
         "--kv-events", "tcp://[::1]:1", "--kv-events-replay", "tcp://[::1]:2", "--kv-events-key", "keys.toml",
         "--cache", str(tmp_path), "--no-template-args", "--no-log-requests", "--quiet",
         "--keys", "keys.json", "--admin-key-file", str(tmp_path / "admin"), "--tls-cert", "c.pem", "--tls-key", "k.pem",
@@ -69,6 +69,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
         assert (told.kv_valkey, told.kv_valkey_ttl, told.kv_valkey_password_file) == ("valkey://:pw@h", 60, "p")
     assert "pw" not in repr(made)
     assert made.chat_template == "hermes"
+    assert made.timeouts.lora == made.engine().lora_seconds == 3
     times = made.timeouts
     assert (times.request, times.drain, times.hang, times.start, times.stuck) == (9, 5, 6, 7, 8)
     assert (made.cache_dir, made.template_args) == (str(tmp_path), False)
