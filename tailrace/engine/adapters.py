@@ -23,6 +23,9 @@ from tailrace.terms import TailraceError
 if TYPE_CHECKING:
     from tailrace.models.adapters import ReadAdapter
 
+AFTER_A_LATE_ONE = 5.0
+"""Seconds that a start waits for an adapter when it has waited in vain for another."""
+
 
 @dataclass(eq=False)
 class LoadedAdapter:
@@ -109,8 +112,9 @@ class Adapters:
             self._thread.start()
 
     def load_now(self, specs: Sequence[AdapterSpec]) -> list[Adapted]:
-        """The same of several, at once: for a start, while nobody waits for anything else."""
-        late = []
+        """The same of several, at once: for a start, while nobody waits for anything else. After one that came too late
+        the others, which mostly lie beside it, are not waited for as long."""
+        late: list[Adapted] = []
         for spec in specs:
             self._reading.add(spec.id)
             with self._wake:
@@ -120,15 +124,15 @@ class Adapters:
                 self.work()
                 continue
             self._work_aside()
-            with self._wake:
-                told = self._wake.wait_for(lambda spec=spec: self._tells(spec), self._seconds)  # type: ignore[misc]
-            if not told:
-                late.append(Adapted(spec.id, error=too_late(spec.path, self._seconds)))
+            seconds = min(self._seconds, AFTER_A_LATE_ONE) if late else self._seconds
+            if not self._done_within(spec, seconds):
+                late.append(Adapted(spec.id, error=too_late(spec.path, seconds)))
                 self.unload(spec.id)
         return [*self.settle(), *late]
 
-    def _tells(self, spec: AdapterSpec) -> bool:
-        return any(news.id == spec.id for news, _, _ in self._done)
+    def _done_within(self, spec: AdapterSpec, seconds: float) -> bool:
+        with self._wake:
+            return self._wake.wait_for(lambda: any(news.id == spec.id for news, _, _ in self._done), seconds)
 
     def unload(self, adapter: int) -> None:
         """Nobody new gets it; its memory is free when those that have it have ended. Unknown ones are ignored."""
