@@ -306,7 +306,7 @@ def crowds(args: argparse.Namespace, server: Server) -> None:
             f"{args.crowd * (seed + 1):9}{memory[-1]:11.0f}{files:7}{spent:9.1f}  {dict(sorted(total.items()))}",
             flush=True,
         )
-        assert not crowd.amiss(ends), crowd.amiss(ends)
+        assert not crowd.amiss(place, ends), crowd.amiss(place, ends)
     assert files < 64, "connections stay open"
     assert memory[-1] < 1.05 * memory[1], "memory keeps growing"
 

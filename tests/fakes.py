@@ -196,6 +196,10 @@ class FakeBackend(Inline):
         self._fail = fail
 
     @property
+    def work(self) -> int:  # type: ignore[override]  # `Inline` has a plain attribute
+        return self.computed
+
+    @property
     def page_bytes(self) -> int:
         return 8 * PAGE_SIZE * (1 + len(self.windows))
 

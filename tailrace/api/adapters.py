@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tailrace.api.aside import aside
 from tailrace.api.errors import HttpError
 from tailrace.engine.spec import AdapterSpec
 from tailrace.terms import InvalidInput
@@ -67,10 +67,17 @@ class Adapters:
             )
         self._loading.add(name)
         try:
-            folder = await asyncio.to_thread(inside, self._settings.lora_dir, path)
-            self._last += 1
-            spec = AdapterSpec(self._last, name, str(folder))
-            news = await self._client.load_adapter(spec)
+            seconds = self._settings.timeouts.lora
+            try:
+                folder = await aside(lambda: inside(self._settings.lora_dir, path), seconds)
+                self._last += 1
+                spec = AdapterSpec(self._last, name, str(folder))
+                news = await self._client.load_adapter(spec)
+            except TimeoutError:
+                message = f"the adapter's files could not be read within {seconds:g} s (--lora-timeout)"
+                raise HttpError(
+                    503, message, kind="service_unavailable", param="lora_path", code="timeout", retry=False
+                ) from None
             if news.error:
                 raise InvalidInput(f"the adapter cannot be loaded: {news.error}", param="lora_path")
             before = self._named.pop(name, None)

@@ -146,7 +146,7 @@ async def requests(service: Service, exchange: Exchange) -> None:
         for choice in plan.generation.choices
         if (fold := service.book.fold(choice.request)) is not None
     ]
-    ended = [msgspec.json.decode(line) for names, line in service.recent if name in names]
+    ended = [msgspec.json.decode(line) for line in service.ended(name)]
     if not rows and not ended:
         raise _unknown(name, "is running or among the last that have ended")
     await exchange.answer(200, msgspec.json.encode({"object": "list", "data": [*rows, *ended]}))

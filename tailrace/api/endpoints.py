@@ -207,7 +207,12 @@ async def models(service: Service, exchange: Exchange) -> None:
     service.need(engine=False)
     cards = [_model_card(service, name) for name in service.settings.names]
     cards += [_adapter_card(service, adapter) for adapter in service.adapters.all]
-    await exchange.answer(200, msgspec.json.encode({"object": "list", "data": cards}))
+    answer: dict[str, Any] = {"object": "list", "data": cards}
+    if exchange.anthropic:
+        from tailrace.api.anthropic import models as theirs
+
+        answer = theirs.page(exchange, cards)
+    await exchange.answer(200, msgspec.json.encode(answer))
 
 
 async def model(service: Service, exchange: Exchange) -> None:
@@ -217,6 +222,10 @@ async def model(service: Service, exchange: Exchange) -> None:
     service.need_model(name)
     adapter = service.adapters.find(name)
     card = _model_card(service, name) if adapter is None else _adapter_card(service, adapter)
+    if exchange.anthropic:
+        from tailrace.api.anthropic import models as theirs
+
+        card = theirs.one(exchange, card)
     await exchange.answer(200, msgspec.json.encode(card))
 
 

@@ -138,6 +138,7 @@ class Exchange:
     priority: int | None = None  # instead of the one that the request asks for
     extra: list[tuple[bytes, bytes]] = field(default_factory=list)  # more headers of the answer, whatever it is
     error_body: Callable[[HttpError], bytes] = HttpError.body  # an error as this API has it
+    anthropic: bool = False  # it is with one of Anthropic's clients
     key: bytes | None = None  # sent in a header of another API's, instead of authorization
     status: int = 0
     received: float = field(default_factory=time.monotonic)

@@ -74,6 +74,8 @@ ROUTES: dict[str, Route] = {
 MODEL = Route("GET", endpoints.model, "models", scope=None)
 MESSAGES = "/v1/messages"
 """Anthropic's part of the paths: errors and headers are theirs here."""
+MODELS = "/v1/models"
+"""And of this, where their header is sent."""
 ADMIN = "/admin/"
 ADMIN_ROUTES = {
     "state": ("GET", "state"),
@@ -193,6 +195,14 @@ def admin_route(name: str) -> Route | None:
     return Route(method, endpoint, "admin", scope="admin")
 
 
+def _anthropic(exchange: Exchange) -> bool:
+    """Whether this is for Anthropic's API: by the path, or where both have it, by a header of theirs."""
+    path = exchange.path
+    if path.startswith(MODELS):
+        return exchange.header(b"anthropic-version") is not None
+    return path.startswith(MESSAGES)
+
+
 class Front:
     """The application."""
 
@@ -209,7 +219,7 @@ class Front:
         """One exchange, from the routing to the last byte."""
         exchange.id = request_id(exchange.header(b"x-request-id"), lambda: f"req-{os.urandom(12).hex()}")
         name = "other"
-        if exchange.path.startswith(MESSAGES):
+        if _anthropic(exchange):
             from tailrace.api.anthropic import dialect
 
             dialect.speak(exchange)

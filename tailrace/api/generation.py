@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tailrace.api.errors import HttpError, as_http
 from tailrace.engine.protocol import Encode, Output, SamplingParams, Submit, TokenLogprob
@@ -169,6 +169,7 @@ class Generation:
 
     stream: bool
     form: str | None = None  # the parameter that its grammar came with
+    source: str | None = None  # the parameter that its prompt came with
     choices: list[Choice] = field(default_factory=list)
     accepted: bool = False
     gone: bool = False  # the client has left
@@ -203,7 +204,7 @@ class Generation:
     def take(self, choice: Choice, output: Output) -> None:
         """A choice's news; called by the engine client, so it must not raise."""
         if output.finish == "error" or output.finish == "timeout":
-            self.fail(refusal(output, self.form))
+            self.fail(refusal(output, self.form, self.source))
             return
         try:
             delta = choice.absorb(output)
@@ -264,31 +265,44 @@ class Generation:
         self._waiter = None
 
 
-REFUSALS: dict[str, tuple[int, str, str]] = {
-    "overloaded": (429, "rate_limit_error", "overloaded"),
-    "draining": (503, "service_unavailable", "service_unavailable"),
-    "context_length_exceeded": (400, "invalid_request_error", "context_length_exceeded"),
-    "invalid_prompt": (400, "invalid_request_error", "invalid_prompt"),
-    "invalid_value": (400, "invalid_request_error", "invalid_value"),
-    "invalid_grammar": (400, "invalid_request_error", "invalid_grammar"),
-    "grammar_failed": (400, "invalid_request_error", "grammar_failed"),
-    "adapter_not_loaded": (404, "invalid_request_error", "model_not_found"),
-    "wrong_task": (400, "invalid_request_error", "unsupported_model"),
+class Refusal(NamedTuple):
+    """An error that an engine names, as an HTTP error: `param` is the parameter that is to blame, PROMPT the one that
+    the request's prompt came with, FORM the one that its grammar did."""
+
+    status: int
+    kind: str
+    code: str
+    param: str | None = None
+
+
+PROMPT, FORM = "the prompt", "the grammar"
+INVALID = "invalid_request_error"
+REFUSALS = {
+    "overloaded": Refusal(429, "rate_limit_error", "overloaded"),
+    "draining": Refusal(503, "service_unavailable", "service_unavailable"),
+    "context_length_exceeded": Refusal(400, INVALID, "context_length_exceeded", PROMPT),
+    "output_too_long": Refusal(400, INVALID, "context_length_exceeded", "max_tokens"),
+    "invalid_prompt": Refusal(400, INVALID, "invalid_prompt", PROMPT),
+    "invalid_max_tokens": Refusal(400, INVALID, "invalid_value", "max_tokens"),
+    "invalid_stop": Refusal(400, INVALID, "invalid_value", "stop"),
+    "unsupported_grammar": Refusal(400, INVALID, "invalid_value", FORM),
+    "invalid_grammar": Refusal(400, INVALID, "invalid_grammar", FORM),
+    "grammar_failed": Refusal(400, INVALID, "grammar_failed", FORM),
+    "adapter_not_loaded": Refusal(404, INVALID, "model_not_found", "model"),
+    "wrong_task": Refusal(400, INVALID, "unsupported_model", "model"),
 }
-"""Status, type and code of the errors that `EngineCore` names; any other is a 500."""
-GRAMMARS = ("invalid_grammar", "grammar_failed")
-"""Those that are of a request's grammar."""
-MODELS = ("adapter_not_loaded", "wrong_task")
-"""Those that are of its model."""
+"""By the name that an engine gives; any other is a 500."""
+FAILED = Refusal(500, "server_error", "engine_error")
 
 
-def refusal(output: Output, form: str | None = None) -> HttpError:
-    """An engine's error as an HTTP error; `form` is the parameter that the request's grammar came with."""
+def refusal(output: Output, form: str | None = None, source: str | None = None) -> HttpError:
+    """An engine's error as an HTTP error; `form` is the parameter that the request's grammar came with, `source` the
+    one that its prompt did."""
     if output.finish == "timeout":
         return HttpError(503, "the request did not finish in time", kind="timeout", code="timeout", retry_after=1.0)
     name, _, text = output.error.partition(": ")
-    status, kind, code = REFUSALS.get(name, (500, "server_error", "engine_error"))
+    status, kind, code, param = REFUSALS.get(name, FAILED)
     retry_after = 1.0 if status in (429, 503) else None
-    param = form if name in GRAMMARS else "model" if name in MODELS else None
+    param = {PROMPT: source, FORM: form}.get(param or "", param)
     message = text or output.error or "the engine failed"
     return HttpError(status, message, kind=kind, param=param, code=code, retry_after=retry_after)

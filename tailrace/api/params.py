@@ -296,29 +296,30 @@ def choice_seed(seed: int, index: int) -> int:
     return seed if index == 0 else (seed + index * 0x9E3779B97F4A7C15) & SEED_MASK
 
 
-def too_long(prompt: int, max_tokens: int | None, context: int, *, exact: bool = True) -> InvalidInput:
-    """The refusal of a prompt, or prompt and output, that the context cannot hold."""
+def too_long(prompt: int, max_tokens: int | None, context: int, source: str, *, exact: bool = True) -> InvalidInput:
+    """The refusal of a prompt, or prompt and output, that the context cannot hold; `source` is the parameter that the
+    prompt came with."""
     tokens = str(prompt) if exact else f"at least {prompt}"
     asked = "" if max_tokens is None else f" and max_tokens is {max_tokens}"
     total = "" if max_tokens is None else f", {prompt + max_tokens} in all"
     return InvalidInput(
         f"this model's context holds {context} tokens; the prompt has {tokens}{asked}{total}. Shorten "
         + ("the prompt" if max_tokens is None else "the prompt or lower max_tokens"),
-        param="max_tokens" if max_tokens is not None and prompt < context else None,
+        param="max_tokens" if max_tokens is not None and prompt < context else source,
         code="context_length_exceeded",
     )
 
 
-def fit(params: SamplingParams, prompt: int, asked: int | None, context: int) -> SamplingParams:
-    """The parameters with `max_tokens` filled in for a prompt of this length. Raises InvalidInput where prompt and
-    output do not fit into the context."""
+def fit(params: SamplingParams, prompt: int, asked: int | None, context: int, source: str) -> SamplingParams:
+    """The parameters with `max_tokens` filled in for a prompt of this length, which came with the parameter `source`.
+    Raises InvalidInput where prompt and output do not fit into the context."""
     room = context - prompt
     if asked is None:
         if room < 1:
-            raise too_long(prompt, None, context)
+            raise too_long(prompt, None, context, source)
         if params.min_tokens > room:
-            raise too_long(prompt, params.min_tokens, context)
+            raise too_long(prompt, params.min_tokens, context, source)
         return msgspec.structs.replace(params, max_tokens=room)
     if asked > room:
-        raise too_long(prompt, asked if room > 0 else None, context)
+        raise too_long(prompt, asked if room > 0 else None, context, source)
     return params

@@ -122,7 +122,7 @@ async def conversation(service: Service, given_to: Conversation, context: int, *
     plain = for_template(messages, settings.limits)
     least = sum(text.min_tokens(message["content"]) for message in plain)
     if least > context:
-        raise too_long(least, None, context, exact=False)
+        raise too_long(least, None, context, "messages", exact=False)
     called = any(message.tool_calls or message.tool_call_id for message in messages)
     if called and await asyncio.to_thread(lambda: text.short_call_ids):  # renders a few, the first time
         plain = with_short_ids(plain)
@@ -204,7 +204,7 @@ def refuse_absurd(data: bytes, most: int, context: int) -> None:
     if max(texts, lists) > most:
         raise InvalidInput(f"prompt has {max(texts, lists)} prompts; at most {most} are possible", param="prompt")
     if commas - texts - lists > max(1, lists) * context:
-        raise too_long(context + 1, None, context, exact=False)
+        raise too_long(context + 1, None, context, "prompt", exact=False)
 
 
 async def infill_prompts(
@@ -224,7 +224,7 @@ async def infill_prompts(
             raise InvalidInput("suffix needs prompts that are texts", param="suffix")
         least = text.min_tokens(prompt) + text.min_tokens(suffix)
         if least > context:
-            raise too_long(least, None, context, exact=False)
+            raise too_long(least, None, context, "prompt", exact=False)
         refuse_long(len(prompt), most, "prompt")
         refuse_long(len(suffix), most, "suffix")
         ids.append(await tokenized(len(prompt) + len(suffix), partial(text.encode_infill, prompt, suffix)))
@@ -241,13 +241,13 @@ async def completion_prompts(
     for prompt in prompts:
         if not isinstance(prompt, str):
             if len(prompt) > context:
-                raise too_long(len(prompt), None, context)
+                raise too_long(len(prompt), None, context, "prompt")
             check_ids(prompt, text.vocab_size, "prompt")
             ids.append(list(prompt))
             continue
         least = text.min_tokens(prompt)
         if least > context:
-            raise too_long(least, None, context, exact=False)
+            raise too_long(least, None, context, "prompt", exact=False)
         refuse_long(len(prompt), most, "prompt")
         encoded = await tokenized(len(prompt), partial(text.encode, prompt, parse_special=asked.parse_special))
         if not encoded:

@@ -143,7 +143,9 @@ def tls_of(settings: Settings) -> ssl.SSLContext | None:
 
 def text_of(settings: Settings) -> Text:
     """Tokenizer and template of the model. At its first start the template is compiled now, so a model whose template
-    is wrong is not served; later ones know that from the prepared entry. Raises ModelError, InvalidInput."""
+    is wrong is not served; later ones know that from the prepared entry. A template that is given in its place is tried
+    each time, and says nothing of the model's own. Raises ModelError, InvalidInput."""
+    from dataclasses import replace
     from pathlib import Path
 
     from tailrace.engine.assets import keep, open_text
@@ -152,10 +154,23 @@ def text_of(settings: Settings) -> Text:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time, each in a thread of ours
     cache = Path(settings.cache_dir) if settings.cache_dir is not None else None
     assets, rows, table, opened = open_text(Path(settings.model), cache)
-    text = load_text(assets, vocab=rows, token_bytes=table)
-    if opened is not None:
-        text.warm()
-        keep(opened)
+    text, given = None, settings.chat_template
+    if given is not None:
+        from tailrace.text import templates
+
+        told = replace(assets, chat_template=templates.source_of(given))
+        text = load_text(told, vocab=rows, token_bytes=table)
+        templates.check(text, given)
+    if text is None or opened is not None:
+        own = load_text(assets, vocab=rows, token_bytes=table)
+        try:
+            if opened is not None:
+                own.warm()
+                keep(opened)
+        except InvalidInput:
+            if text is None:
+                raise
+        text = text or own
     return text
 
 
@@ -205,7 +220,7 @@ class Server:
         from tailrace.engine.supervisor import Bounds
 
         settings, times = self._settings, self._settings.timeouts
-        bounds = Bounds(heartbeat=times.heartbeat, hang=times.hang, start=times.start)
+        bounds = Bounds(heartbeat=times.heartbeat, stuck=times.stuck, hang=times.hang, start=times.start)
         self._client = client = EngineClient(settings.engine(), bounds=bounds)
         client.adopt(self._engine)
         await client.start()
@@ -308,7 +323,8 @@ class Server:
                     service.table(service.text)
                     self._laps.lap("text")
         except TailraceError as error:
-            self._report(f"tailrace: cannot serve {self._settings.model}: {error}")
+            model, why = self._settings.model, str(error)
+            self._report(f"tailrace: cannot serve {model}: {why.removeprefix(f'{model}: ')}")
             self._failed = 2 if isinstance(error, InvalidInput) else 1
             return False
         finally:
@@ -316,6 +332,8 @@ class Server:
                 task.cancel()
         settle_memory()
         self._announce(service)
+        if (warning := self._settings.exposed()) is not None:
+            to_stderr(f"tailrace: {warning}")
         return True
 
     async def _warm(self, service: Service) -> None:

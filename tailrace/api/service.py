@@ -45,7 +45,8 @@ INLINE_ROWS = 20_000
 FOLD_STEPS = 16
 """Steps of plain tokens that are folded together."""
 RECENT = 1000
-"""Lines of ended requests that admin endpoints can still show."""
+"""Lines of ended requests that admin endpoints can still show; and as many of what was refused before it was known
+who asked."""
 LOGGED_TOKENS = 8192
 """Most of a prompt that the log shows, where it shows prompts."""
 FREE = (
@@ -91,7 +92,9 @@ class Service:
         self.log_level: LogLevel = "off"
         if self.settings.log_requests:
             self.log_level = "prompts" if self.settings.log_prompts else "requests"
-        self.recent: deque[tuple[frozenset[str], str]] = deque(maxlen=RECENT if self.guard.administered else 0)
+        kept = RECENT if self.guard.administered else 0
+        self._ended: deque[tuple[frozenset[str], str]] = deque(maxlen=kept)
+        self._strange: deque[tuple[frozenset[str], str]] = deque(maxlen=kept)  # from whoever: they push out only these
         self.grammars = GrammarDesk()
         self.adapters = Adapters(self.settings, self.client)
         self.inside = 0  # requests that need the engine, from when they were let in
@@ -131,24 +134,29 @@ class Service:
             names = frozenset((request, request.partition(".")[0], str(facts.get("http_request", ""))))
             if "prompt" in facts:
                 line = request_line(timeline, {name: fact for name, fact in facts.items() if name != "prompt"})
-            self.recent.append((names, line))
+            self._ended.append((names, line))
 
     def refused(self, exchange: Exchange, error: HttpError, endpoint: str) -> None:
         """A request ended with an error: its line, by the id that the client was told."""
         facts: dict[str, Any] = {"endpoint": endpoint, "http_request": exchange.id, "method": exchange.method}
         facts |= {**who(exchange), "status": error.status, "code": error.code, "param": error.param}
         facts["e2e_ms"] = round((time.monotonic() - exchange.received) * 1000, 3)
-        line = refusal_line(facts)
-        if self.log_level != "off":
-            self.write_log(line)
-        if exchange.caller is not None and endpoint != "admin":  # a stranger's would push out the others
-            self.recent.append((frozenset((exchange.id,)), line))
+        self._keep_refusal(facts, known=exchange.caller is not None and endpoint != "admin")
 
     def malformed(self, name: str, error: HttpError) -> None:
         """Something that is no request got an answer with this id."""
+        facts = {"endpoint": "other", "http_request": name, "status": error.status, "code": error.code}
+        self._keep_refusal(facts, known=False)
+
+    def _keep_refusal(self, facts: dict[str, Any], *, known: bool) -> None:
+        line = refusal_line(facts)
         if self.log_level != "off":
-            facts = {"endpoint": "other", "http_request": name, "status": error.status, "code": error.code}
-            self.write_log(refusal_line(facts))
+            self.write_log(line)
+        (self._ended if known else self._strange).append((frozenset((facts["http_request"],)), line))
+
+    def ended(self, name: str) -> list[str]:
+        """The log's lines of those that had this id, among the last that have ended."""
+        return [line for kept in (self._ended, self._strange) for names, line in kept if name in names]
 
     # State
 
@@ -302,12 +310,13 @@ class Service:
         number = adapter.id if adapter is not None else 0
         table = self.table(self.text)
         name = f"{prefix}{os.urandom(12).hex()}"
-        generation = Generation(asked.stream, form=None if asked.form is None else asked.form.param)
+        source = "messages" if start else "prompt"
+        generation = Generation(asked.stream, None if asked.form is None else asked.form.param, source)
         hide = asked.echo and asked.max_tokens == 0
         eos = frozenset(self.text.eos_ids)
         for prompt in prompts:
             wanted = asked.max_tokens
-            params = fit(asked.params, len(prompt), 1 if hide else wanted, context)
+            params = fit(asked.params, len(prompt), 1 if hide else wanted, context, source)
             params = msgspec.structs.replace(params, continues=not start, shown=reading.shown if reading else ())
             if hide:
                 params = msgspec.structs.replace(params, max_tokens=1, min_tokens=0, logprobs=-1)

@@ -90,12 +90,17 @@ class Timeouts:
     """Longest that running requests may take after SIGTERM before they are cut off."""
     heartbeat: float = 3.0
     """A heartbeat older than this means a dead engine process."""
+    stuck: float = 4.0
+    """A step that gives no sign of work for this long means a stuck engine. Where steps' pieces have taken long before,
+    four times the longest of them if that is more."""
     hang: float = 30.0
     """No progress for this long while requests are held means a hung engine."""
     start: float = 300.0
     """Longest that the engine may take from its spawn until it is ready."""
     wake: float = 60.0
     """Longest that a request waits for a server that wakes up for it."""
+    lora: float = 60.0
+    """Longest that reading an adapter may take."""
     sleep_after: float = 0.0
     """Idle time after which the server goes to sleep by itself; 0 is never."""
 
@@ -208,6 +213,8 @@ class Settings:
     """The lines have the prompts too, as they were sent to the model."""
     unknown_parameters: str = "refuse"
     """"refuse": a body with a parameter that nobody knows is 400. "warn": it is passed over, and a header names it."""
+    chat_template: str | None = None
+    """Instead of the model's: a name of `text.templates`, or a file."""
     tool_parser: str = "auto"
     """Format in which the model writes tool calls: "auto" (what its chat template shows), a name of
     `text.answer.formats`, or "none"."""
@@ -230,6 +237,15 @@ class Settings:
     def names(self) -> tuple[str, ...]:
         """Every name that a client may ask for."""
         return self.served_names or (self.model_name,)
+
+    def exposed(self) -> str | None:
+        """What whoever starts it should know of its being reached from other machines."""
+        if self.host in LOOPBACK or self.tls_cert is not None:
+            return None
+        return (
+            f"{self.host} can be reached from other machines, and keys, prompts and answers cross the network in the "
+            "clear: give --tls-cert and --tls-key, or have something before this server that speaks TLS"
+        )
 
     def check(self) -> None:
         """Raises InvalidInput, naming the setting and the remedy, where the settings contradict themselves."""
@@ -267,6 +283,10 @@ class Settings:
             subscribers.check(self.kv_events, self.kv_events_replay, self.kv_events_key, prefix_cache=self.prefix_cache)
         self._check_tiers()
         self._check_parsers()
+        if self.chat_template is not None:
+            from tailrace.text import templates
+
+            templates.source_of(self.chat_template)
         self._check_content()
         self._check_adapters()
         if self.backend not in ("cpu", "reference"):
@@ -457,6 +477,7 @@ class Settings:
                 for number, (name, path) in enumerate(self.loras, 1)
             ),
             max_loras=self.max_loras,
+            lora_seconds=self.timeouts.lora,
             cache_dir=self.cache_dir,
             loader=self.loader,
         )

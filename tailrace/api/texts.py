@@ -136,7 +136,7 @@ async def embeddings(service: Service, exchange: Exchange) -> None:
     inputs = read_inputs(body.input, service.settings.limits.inputs, ready.max_context, text.vocab_size)
     longest = _longest(body.truncate_prompt_tokens, ready.max_context)
     texts = await _in_thread(_size(inputs), lambda: _singles(service, text, inputs, "input", longest))
-    choice = await _encode(service, exchange, body, texts, "embeddings")
+    choice = await _encode(service, exchange, body, texts, "embeddings", "input")
     if choice is None:
         return
     vectors = choice.vectors
@@ -404,7 +404,7 @@ async def _scored(
     cut = _longest(body.truncate_prompt_tokens, ready.max_context)
     if ready.task == "rank":
         texts = await _in_thread(pairs.size, lambda: _paired(service, text, pairs, cut))
-        choice = await _encode(service, exchange, body, texts, endpoint)
+        choice = await _encode(service, exchange, body, texts, endpoint, pairs.names[1])
         if choice is None:
             return None
         raw = [row[0] for row in _rows(choice.vectors, 1)]
@@ -418,7 +418,7 @@ async def _scored(
         return Texts(left.ids + right.ids)
 
     texts = await _in_thread(pairs.size, singles)
-    choice = await _encode(service, exchange, body, texts, endpoint)
+    choice = await _encode(service, exchange, body, texts, endpoint, pairs.names[1])
     if choice is None:
         return None
     found = choice.vectors
@@ -431,10 +431,13 @@ async def _scored(
     return await _in_thread(len(found) // 4, cosines, INLINE_NUMBERS), texts, choice.request
 
 
-async def _encode(service: Service, exchange: Exchange, body: Common, texts: Texts, endpoint: str) -> Reading | None:
-    """Has the engine read the texts; None where the client has left. Raises HttpError."""
+async def _encode(
+    service: Service, exchange: Exchange, body: Common, texts: Texts, endpoint: str, source: str
+) -> Reading | None:
+    """Has the engine read the texts, which came with the parameter `source`; None where the client has left. Raises
+    HttpError."""
     text, _ = service.need()
-    generation = Generation(stream=False)
+    generation = Generation(stream=False, source=source)
     name = _name("embd" if endpoint == "embeddings" else endpoint)
     prompt = [token for ids in texts.ids for token in ids]
     decoder = Detokenizer(service.table(text))

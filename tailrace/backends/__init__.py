@@ -282,6 +282,12 @@ class Backend(Protocol):
         ...
 
     @property
+    def work(self) -> int | None:
+        """Pieces of work that have been done, ever: grows within a long step, so that whoever asks sees that it goes
+        on. None where that cannot be told. Any thread may ask."""
+        ...
+
+    @property
     def numerics(self) -> str:
         """Names all that a page's bytes depend on besides the model and the tokens: their layout, and what computed
         them. Pages that outlive the process are of use only where it is equal."""
@@ -349,6 +355,7 @@ class Inline:
     """All of that for a backend that has only `run`: it computes when it is waited for."""
 
     chained = False
+    work: int | None = None
     _held = False
     _launched: Batch | None = None
     _next: tuple[Batch, Ends] | None = None

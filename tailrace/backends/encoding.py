@@ -127,6 +127,11 @@ class EncoderBackend(Protocol):
     """Tokens read, ever; grows within a long step, so that another thread sees that it goes on."""
 
     @property
+    def work(self) -> int | None:
+        """As `Backend.work`."""
+        ...
+
+    @property
     def weight_bytes(self) -> int: ...
 
     @property

@@ -45,6 +45,10 @@ class PooledDecoder:
         self._step_tokens, self._max_running = step_tokens, max_running
 
     @property
+    def work(self) -> int | None:
+        return self._backend.work
+
+    @property
     def weight_bytes(self) -> int:
         return self._backend.weight_bytes
 

@@ -12,7 +12,7 @@ import typer
 
 from tailrace.cli import local, output
 from tailrace.cli.client import Client, CutOff, ServerError
-from tailrace.cli.options import LORA_HELP, QUANTIZE_HELP, Quantize, adapter_of
+from tailrace.cli.options import CHAT_TEMPLATE_HELP, LORA_HELP, QUANTIZE_HELP, Quantize, adapter_of
 from tailrace.cli.pull import complete
 from tailrace.terms import TailraceError
 
@@ -38,6 +38,7 @@ def command(
     seed: Annotated[int | None, typer.Option(help="The same seed and conversation give the same answer.")] = None,
     quantize: Annotated[Quantize | None, typer.Option(help=QUANTIZE_HELP)] = None,
     lora: Annotated[str | None, typer.Option(help=LORA_HELP, metavar="DIR")] = None,
+    chat_template: Annotated[str | None, typer.Option(help=CHAT_TEMPLATE_HELP, metavar="NAME|FILE")] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar="TAILRACE_API_KEY", show_envvar=True, help="The server's key.")
     ] = None,
@@ -57,7 +58,9 @@ def command(
     sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
     parameters = {name: value for name, value in sampling.items() if value is not None}
     adapter = adapter_of(lora)
-    with local.connected(url, model, api_key, _note, quantize=quantize and quantize.value, lora=adapter) as client:
+    with local.connected(
+        url, model, api_key, _note, quantize=quantize and quantize.value, lora=adapter, chat_template=chat_template
+    ) as client:
         served = client.models()
         name = adapter[0] if adapter else model if model in served else served[0]
         chat = Chat(client, name, parameters, system)

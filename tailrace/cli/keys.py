@@ -96,9 +96,27 @@ def create(
     )
     if as_json:
         _print_json({"key": key, **_as_json(entry)})
+        _tell_of_others(keys.expanduser(), entry)
         return
     typer.echo(key)
     typer.echo(f"Key {entry.id} for {name} is in {keys}. It cannot be shown again.", err=True)
+    _tell_of_others(keys.expanduser(), entry)
+
+
+def _tell_of_others(file: Path, made: Key) -> None:
+    """Says which other keys of the same name can still be used: a name alone tells them apart no more."""
+    from tailrace.api.access import store
+
+    now = datetime.now(UTC)
+    every = store.read(file).keys
+    same = [key.id for key in every if key.name == made.name and key.id != made.id and key.state(now) == "active"]
+    if same:
+        others = ", ".join(same)
+        typer.echo(
+            f"{made.name} had a key before, which still works: {others}. Where the new one is to replace it: "
+            f"tailrace keys revoke {same[-1]}",
+            err=True,
+        )
 
 
 @app.command("list")

@@ -31,15 +31,16 @@ def connected(
     *,
     quantize: str | None = None,
     lora: tuple[str, str] | None = None,
+    chat_template: str | None = None,
 ) -> Iterator[Client]:
     """A server to talk to: the one at `url`; else one that runs at the default address and has the model; else our own.
 
-    `quantize` and `lora` (an adapter's name and directory) are for our own, so they always get one. `say` gets a line
-    when something takes long. Raises `Unreachable` when the server at `url` is not there, InvalidInput when it does not
-    have the model.
+    `quantize`, `lora` (an adapter's name and directory) and `chat_template` are for our own, so they always get one.
+    `say` gets a line when something takes long. Raises `Unreachable` when the server at `url` is not there,
+    InvalidInput when it does not have the model.
     """
     if url is not None:
-        for name, value in (("quantize", quantize), ("lora", lora)):
+        for name, value in (("quantize", quantize), ("lora", lora), ("chat-template", chat_template)):
             if value is not None:
                 raise InvalidInput(
                     f"--{name} is for a server that is started here, but --url {url} names one that runs: leave one "
@@ -54,7 +55,7 @@ def connected(
         yield client
         return
     running = Client(DEFAULT_URL, key=key)
-    if quantize is None and lora is None and _serves(running, model):
+    if quantize is None and lora is None and chat_template is None and _serves(running, model):
         yield running
         return
     from tailrace.models import catalogue
@@ -62,7 +63,8 @@ def connected(
     name = model or catalogue.DEFAULT
     rounded = () if quantize is None else ("--quantize", quantize)
     adapter = () if lora is None else ("--lora", "=".join(lora))
-    with started(name, options=(*rounded, *adapter), say=say) as client:
+    template = () if chat_template is None else ("--chat-template", chat_template)
+    with started(name, options=(*rounded, *adapter, *template), say=say) as client:
         yield client
 
 

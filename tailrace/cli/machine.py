@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tailrace.backends.cpu.machine import Ceilings, Roofline, StepPoints
+    from tailrace.models import Checkpoint
 
 BUSY = 0.1
 """Share of the cores that others may use before it is said."""
@@ -64,14 +65,15 @@ def command(
       tailrace machine ./model.gguf --context 2048 --json
     """
     from tailrace.backends.cpu.machine import measure, save, this_machine
-    from tailrace.models import catalogue
+    from tailrace.models import catalogue, open_checkpoint
 
     machine = this_machine(kernels, threads)
     path = None if only_ceilings else _model_path(model)
+    checkpoint = open_checkpoint(path) if path is not None else None  # what is none is not found out after minutes
     with output.measuring() as report:
         ceilings = measure(machine, seconds=seconds, report=report)
         saved = save(catalogue.cache_dir(), ceilings)
-        roofline = _roofline(path, ceilings, context, seconds, report) if path is not None else None
+        roofline = _roofline(checkpoint, ceilings, context, seconds, report) if checkpoint is not None else None
         if roofline is not None:
             saved = save(catalogue.cache_dir(), ceilings, roofline)
     if as_json:
@@ -92,15 +94,16 @@ def _model_path(model: str | None) -> Path | None:
     return None if catalogue.missing(catalogue.DEFAULT) else catalogue.resolve(catalogue.DEFAULT)
 
 
-def _roofline(path: Path, ceilings: Ceilings, context: int, seconds: float, report: Callable[[str], None]) -> Roofline:
+def _roofline(
+    checkpoint: Checkpoint, ceilings: Ceilings, context: int, seconds: float, report: Callable[[str], None]
+) -> Roofline:
     from tailrace.backends.cpu.machine import measure_roofline
-    from tailrace.models import load_model, open_checkpoint
+    from tailrace.models import load_model
     from tailrace.models.entry import prepared_dir
 
-    checkpoint = open_checkpoint(path)
     model = load_model(checkpoint)
     return measure_roofline(model, ceilings, name=checkpoint.name, longest=model.config.max_context, context=context,
-                            seconds=seconds, cache_dir=prepared_dir(path), report=report)  # fmt: skip
+                            seconds=seconds, cache_dir=prepared_dir(checkpoint.path), report=report)  # fmt: skip
 
 
 def show(ceilings: Ceilings, roofline: Roofline | None, saved: Path | None, *, hint: bool) -> None:

@@ -68,6 +68,11 @@ QUANTIZE_HELP = (
     "embedding and output head at int8. Weights that are quantised already stay as they are. Default: as stored."
 )
 
+CHAT_TEMPLATE_HELP = (
+    "Chat template instead of the model's: hermes, llama3 or mistral, for a model of that family whose own knows no "
+    "tools, or a file."
+)
+
 LORA_HELP = "LoRA adapter (a PEFT directory) for a server that is started here."
 
 
@@ -169,8 +174,11 @@ SERVE = Declaration(
         Option("--request-timeout", float, "Longest that a request may take, in seconds; 0 is no bound.", _TIME, 0.0),
         Option("--drain-timeout", float, "Longest that running requests may take after SIGTERM, in seconds.", _TIME,
                60.0),
+        Option("--stuck-timeout", float, "Seconds without a sign of work, within a step, after which the engine counts "
+               "as stuck; more where pieces of work have taken long before.", _TIME, 4.0),
         Option("--hang-timeout", float, "Seconds without progress after which the engine counts as hung.", _TIME, 30.0),
         Option("--start-timeout", float, "Longest that the engine may take to get ready, in seconds.", _TIME, 300.0),
+        Option("--lora-timeout", float, "Longest that reading an adapter may take, in seconds.", _TIME, 60.0),
         Option("--sleep-after", float, "Idle seconds after which the engine's memory is given back until a request "
                "comes; 0 is never.", _TIME, 0.0, metavar="SECONDS"),
         Option("--wake-on-request", str, "Which sleep a request ends: one that began by itself, any, or none; else it "
@@ -179,6 +187,7 @@ SERVE = Declaration(
                metavar="SECONDS"),
         Option("--cache", str, "Where models and repacked weights are kept. Default: TAILRACE_CACHE, or "
                "~/.cache/tailrace.", _OTHER, metavar="DIR"),
+        Option("--chat-template", str, CHAT_TEMPLATE_HELP, _OTHER, metavar="NAME|FILE"),
         Option("--tool-parser", str, "Format in which the model writes tool calls. Default: what its chat template "
                "shows.", _OTHER, "auto", choices=TOOL_PARSERS),
         Option("--reasoning-parser", str, "Tags around the model's reasoning. Default: those that its chat template "

@@ -95,7 +95,8 @@ def settings(values: Mapping[str, Any]) -> Settings:
     from tailrace.models import catalogue
 
     for name in (
-        "request_timeout", "drain_timeout", "hang_timeout", "start_timeout", "wake_timeout", "sleep_after",
+        "request_timeout", "drain_timeout", "stuck_timeout", "hang_timeout", "start_timeout", "wake_timeout",
+        "sleep_after", "lora_timeout",
     ):  # fmt: skip
         if not 0 <= values[name] < math.inf:
             flag = "--" + name.replace("_", "-")
@@ -108,7 +109,7 @@ def settings(values: Mapping[str, Any]) -> Settings:
         "kv_policy", "kv_ttl", "kv_tenant_share", "kv_disk", "kv_valkey", "kv_valkey_ttl", "kv_valkey_password_file",
         "kv_key_file", "kv_events", "kv_events_replay", "kv_events_key", "log_requests", "quiet", "template_args",
         "keys", "tls_cert", "tls_key", "log_prompts", "unknown_parameters", "tool_parser", "reasoning_parser",
-        "content_store", "wake_on_request", "lora_dir", "max_loras",
+        "content_store", "wake_on_request", "lora_dir", "max_loras", "chat_template",
     )  # fmt: skip
     return Settings(
         model=values["model"],
@@ -125,8 +126,10 @@ def settings(values: Mapping[str, Any]) -> Settings:
         timeouts=Timeouts(
             request=values["request_timeout"],
             drain=values["drain_timeout"],
+            stuck=values["stuck_timeout"],
             hang=values["hang_timeout"],
             start=values["start_timeout"],
+            lora=values["lora_timeout"],
             wake=values["wake_timeout"],
             sleep_after=values["sleep_after"],
         ),

@@ -2,7 +2,8 @@
 request that has one has ended.
 
 The engine's thread asks (`load`, `unload`) and, when no step runs, does what is due (`settle`); a step never waits for
-a file.
+a file. A file that never comes (a file system on a server that is gone) costs its thread, which nobody can end, and the
+adapter's number; the next adapter has another thread.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from tailrace.terms import TailraceError
 if TYPE_CHECKING:
     from tailrace.models.adapters import ReadAdapter
 
+AFTER_A_LATE_ONE = 5.0
+"""Seconds that a start waits for an adapter when it has waited in vain for another."""
+
 
 @dataclass(eq=False)
 class LoadedAdapter:
@@ -36,15 +40,23 @@ class LoadedAdapter:
 
 class Adapters:
     """At most `most` of them. `read` reads one, on the thread; `notify` is called on it whenever one has been read.
-    Without `thread` whoever calls `work` is the thread."""
+    Whoever unloads one that is being read has waited long enough: `seconds` is how long a start waits. Without `thread`
+    whoever calls `work` is the thread."""
 
     def __init__(
-        self, backend: Backend, read: Callable[[Path], ReadAdapter], most: int, *, thread: bool = True
+        self,
+        backend: Backend,
+        read: Callable[[Path], ReadAdapter],
+        most: int,
+        *,
+        seconds: float = 60.0,
+        thread: bool = True,
     ) -> None:
         self.notify: Callable[[], None] = lambda: None
         self._backend = backend
         self._read = read
         self._most = most
+        self._seconds = seconds
         self._free = list(range(most - 1, -1, -1))
         self._held: dict[int, LoadedAdapter] = {}
         self._threaded = thread
@@ -55,6 +67,7 @@ class Adapters:
         self._done: deque[tuple[Adapted, int, PackedAdapter | None]] = deque()
         self._unwanted: set[int] = set()  # unloaded before they had been read
         self._reading: set[int] = set()
+        self._current = 0  # what the thread reads
         self._closing = False
 
     # --- the engine's thread
@@ -90,19 +103,36 @@ class Adapters:
         with self._wake:
             while self._later and self._free:
                 self._asked.append((self._later.popleft(), self._free.pop()))
-            self._wake.notify()
+            self._wake.notify_all()
+        self._work_aside()
+
+    def _work_aside(self) -> None:
         if self._threaded and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="adapters", daemon=True)
             self._thread.start()
 
     def load_now(self, specs: Sequence[AdapterSpec]) -> list[Adapted]:
-        """The same of several, at once: for a start, while nobody waits for anything else."""
+        """The same of several, at once: for a start, while nobody waits for anything else. After one that came too late
+        the others, which mostly lie beside it, are not waited for as long."""
+        late: list[Adapted] = []
         for spec in specs:
             self._reading.add(spec.id)
-            self._asked.append((spec, self._free.pop()))
-        while self.work():
-            pass
-        return self.settle()
+            with self._wake:
+                self._asked.append((spec, self._free.pop()))
+                self._wake.notify_all()
+            if not self._threaded:
+                self.work()
+                continue
+            self._work_aside()
+            seconds = min(self._seconds, AFTER_A_LATE_ONE) if late else self._seconds
+            if not self._done_within(spec, seconds):
+                late.append(Adapted(spec.id, error=too_late(spec.path, seconds)))
+                self.unload(spec.id)
+        return [*self.settle(), *late]
+
+    def _done_within(self, spec: AdapterSpec, seconds: float) -> bool:
+        with self._wake:
+            return self._wake.wait_for(lambda: any(news.id == spec.id for news, _, _ in self._done), seconds)
 
     def unload(self, adapter: int) -> None:
         """Nobody new gets it; its memory is free when those that have it have ended. Unknown ones are ignored."""
@@ -110,6 +140,14 @@ class Adapters:
             self._held[adapter].leaving = True
         elif adapter in self._reading:
             self._unwanted.add(adapter)
+            with self._wake:
+                if self._current == adapter:
+                    self._thread = None  # it may never end; when it does, it finds that it is not wanted
+                    asked = bool(self._asked)
+                else:
+                    asked = False
+            if asked:
+                self._work_aside()
 
     def find(self, adapter: int) -> LoadedAdapter | None:
         """The adapter with this id that a request can have; None where there is none."""
@@ -142,7 +180,7 @@ class Adapters:
         """Ends the thread once it is done with what it reads; nobody waits for it."""
         with self._wake:
             self._closing = True
-            self._wake.notify()
+            self._wake.notify_all()
 
     def check_integrity(self, requests: dict[int, int]) -> None:
         """AssertionError unless these are the requests that have each, by id, and no number is lost."""
@@ -156,24 +194,41 @@ class Adapters:
         """Reads one; False where there is none to read."""
         with self._wake:
             asked = self._asked.popleft() if self._asked else None
+            self._current = asked[0].id if asked is not None else 0
         if asked is None:
             return False
         spec, number = asked
+        self._hand_in(*self._outcome(spec, number))
+        return True
+
+    def _hand_in(self, news: Adapted, number: int, packed: PackedAdapter | None) -> None:
+        with self._wake:
+            self._done.append((news, number, packed))
+            if self._current == news.id:
+                self._current = 0
+            self._wake.notify_all()
+        self.notify()
+
+    def _outcome(self, spec: AdapterSpec, number: int) -> tuple[Adapted, int, PackedAdapter | None]:
         try:
             found = self._read(Path(spec.path))
             packed = self._backend.pack_adapter(found.adapter)
             news = Adapted(spec.id, digest=found.digest, rank=found.rank, bytes=packed.nbytes)
-            self._done.append((news, number, packed))
+            return news, number, packed
         except TailraceError as error:
-            self._done.append((Adapted(spec.id, error=str(error)), number, None))
+            return Adapted(spec.id, error=str(error)), number, None
         except Exception as error:  # noqa: BLE001 - whatever it was (memory, most likely), it is this adapter's alone
-            self._done.append((Adapted(spec.id, error=f"{type(error).__name__}: {error}"), number, None))
-        self.notify()
-        return True
+            return Adapted(spec.id, error=f"{type(error).__name__}: {error}"), number, None
 
     def _run(self) -> None:
-        while not self._closing:
+        own = threading.current_thread()
+        while not self._closing and self._thread is own:
             if not self.work():
                 with self._wake:
-                    if not self._asked and not self._closing:
+                    if not self._asked and not self._closing and self._thread is own:
                         self._wake.wait()
+
+
+def too_late(path: str, seconds: float) -> str:
+    """Says so."""
+    return f"{path}: its files could not be read within {seconds:g} s (--lora-timeout)"

@@ -157,7 +157,7 @@ class EngineClient:
     def adopt(self, process: EngineProcess) -> None:
         """Takes over a process that `supervisor.spawn` has started with this client's spec."""
         self._process = process
-        self._pulse = Pulse(process.spawned_at)
+        self._pulse = self._pulse.successor(process.spawned_at)
 
     async def start(self) -> None:
         """Begins to listen and to supervise. Returns at once; `wait_ready` waits."""
@@ -326,7 +326,7 @@ class EngineClient:
             raise Overloaded(f"the queue is full ({self.ready.max_waiting} requests are waiting)")
         held = _Held(submit, sink)
         if not self._held:
-            self._pulse.moved_at = time.monotonic()
+            self._pulse.stood = 0.0
         self._held[submit.request] = held
         self._not_admitted += 1
         self._idle.clear()
@@ -372,15 +372,16 @@ class EngineClient:
 
     async def load_adapter(self, adapter: AdapterSpec) -> Adapted:
         """Has the engine load an adapter, and each that comes after it. Returns what has become of it, which may be an
-        `error`. Raises EngineDied."""
+        `error`. Raises EngineDied, and TimeoutError where its files take too long to be read."""
         if self.state != "ready":
             raise EngineDied(f"there is no engine that could load an adapter: it is {self.state}")
         loaded: asyncio.Future[Adapted] = asyncio.get_running_loop().create_future()
         self._loads[adapter.id] = loaded
         try:
             self._send(LoadAdapter(adapter))
-            news = await loaded
-        except asyncio.CancelledError:
+            async with asyncio.timeout(self.spec.lora_seconds):
+                news = await loaded
+        except (asyncio.CancelledError, TimeoutError):
             self._send(UnloadAdapter(adapter.id))
             raise
         finally:
@@ -449,8 +450,7 @@ class EngineClient:
         now = time.monotonic()
         match message:
             case Tokens(outputs=outputs, events=events, gauges=gauges):
-                self._pulse.beat(now)
-                self._pulse.moved_at = now
+                self._pulse.moved(now)
                 self.gauges = gauges
                 plain = all(event.kind is EventKind.TOKEN for event in events)
                 if not plain:
@@ -461,14 +461,13 @@ class EngineClient:
                     self._spread(output)
                 if not plain:
                     self._end(events)
-            case Heartbeat(progress=progress, gauges=gauges):
-                self._pulse.beat(now, progress)
+            case Heartbeat(gauges=gauges):
+                self._pulse.beat(now, message)
                 self.gauges = gauges
                 self.baseline = self.baseline or gauges
             case Ready() if self.state == "starting":
                 self._pulse.ready_at = now
-                self._pulse.beat(now)
-                self._pulse.moved_at = now
+                self._pulse.moved(now)
                 self.ready = message
                 self._adapted(message.adapters)
                 self.state = "ready"

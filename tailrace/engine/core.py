@@ -94,9 +94,10 @@ class EngineCore:
     `clock` is in monotonic seconds.
 
     Requests that cannot be taken are answered with an `Output` of finish "error", whose `error` begins with a code and
-    a colon: `overloaded`, `draining`, `context_length_exceeded`, `invalid_prompt`, `invalid_value`,
-    `duplicate_request`; a request whose step failed: `step_failed`; one whose grammar is wrong, or cannot be followed:
-    `invalid_grammar`, `grammar_failed`; one whose adapter is not there: `adapter_not_loaded`.
+    a colon: `overloaded`, `draining`, `context_length_exceeded`, `output_too_long`, `invalid_prompt`,
+    `invalid_max_tokens`, `invalid_stop`, `unsupported_grammar`, `duplicate_request`; a request whose step failed:
+    `step_failed`; one whose grammar is wrong, or cannot be followed: `invalid_grammar`, `grammar_failed`; one whose
+    adapter is not there: `adapter_not_loaded`.
     """
 
     def __init__(
@@ -173,6 +174,11 @@ class EngineCore:
             or (self._grammars is not None and self._grammars.has_finished)
             or (self._adapters is not None and self._adapters.due)
         )
+
+    @property
+    def work(self) -> int | None:
+        """As `Backend.work`."""
+        return self._backend.work
 
     @property
     def idle(self) -> bool:
@@ -385,17 +391,17 @@ class EngineCore:
             )
         if len(prompt) + params.max_tokens > longest:
             return (
-                f"context_length_exceeded: {len(prompt)} prompt tokens and max_tokens {params.max_tokens} make "
+                f"output_too_long: {len(prompt)} prompt tokens and max_tokens {params.max_tokens} make "
                 f"{len(prompt) + params.max_tokens}, more than the context of {longest} tokens"
             )
         if params.max_tokens < 1:
-            return f"invalid_value: max_tokens must be at least 1, not {params.max_tokens}"
+            return f"invalid_max_tokens: max_tokens must be at least 1, not {params.max_tokens}"
         if min(prompt) < 0 or max(prompt) >= self._vocab_size:
             return f"invalid_prompt: token ids must lie in 0 .. {self._vocab_size - 1}"
         if params.stop and self._token_bytes is None:
-            return "invalid_value: stop strings need the tokenizer's bytes, which this engine was not given"
+            return "invalid_stop: stop strings need the tokenizer's bytes, which this engine was not given"
         if params.grammar is not None and self._grammars is None:
-            return "invalid_value: this engine was not given what it takes to follow a grammar"
+            return "unsupported_grammar: this engine was not given what it takes to follow a grammar"
         if submit.adapter and (self._adapters is None or self._adapters.find(submit.adapter) is None):
             return "adapter_not_loaded: the adapter was unloaded"
         if self.draining:

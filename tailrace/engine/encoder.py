@@ -65,6 +65,11 @@ class EncoderCore:
         return self._backend.progress
 
     @property
+    def work(self) -> int | None:
+        """As `Backend.work`."""
+        return self._backend.work
+
+    @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do or to say."""
         return bool(self.queue.requests or self._outputs or self._events)

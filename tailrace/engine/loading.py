@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -195,6 +196,7 @@ def open_transfers(spec: EngineSpec, backend: Backend, cost: LoadCost | None = N
             page_tokens=PAGE_SIZE,
             key_file=key_file,
         )
+        _tell_if_only_read(Path(spec.kv_disk).expanduser())
         tiers.append(disk)
     if spec.kv_valkey is not None:
         from tailrace.kv.tiers.seal import Seal, read_secret
@@ -210,6 +212,22 @@ def open_transfers(spec: EngineSpec, backend: Backend, cost: LoadCost | None = N
     from tailrace.engine.transfer import Transfers
 
     return Transfers(tiers, backend, cost=cost)
+
+
+def _tell_if_only_read(directory: Path) -> None:
+    """One line in the log where nothing can be written there: pages are found all the same, which may be what is
+    wanted, and stored by nobody, which seldom is."""
+    import tempfile
+
+    try:
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        print(
+            f"tailrace: {directory} cannot be written ({error.strerror or error}): KV pages are read from it, and none "
+            "are stored",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def open_publisher(spec: EngineSpec) -> Publisher | None:
@@ -245,7 +263,7 @@ def open_adapters(spec: EngineSpec, backend: Backend, model: Model) -> tuple[Ada
 
         return read_adapter(folder, model)
 
-    adapters = Adapters(backend, read, spec.max_loras)
+    adapters = Adapters(backend, read, spec.max_loras, seconds=spec.lora_seconds)
     told = adapters.load_now(spec.adapters)
     for news in told:
         if news.error and spec.adapters_wanted:

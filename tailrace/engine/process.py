@@ -84,6 +84,9 @@ class Core(Protocol):
     def progress(self) -> int: ...
 
     @property
+    def work(self) -> int | None: ...
+
+    @property
     def gauges(self) -> Gauges: ...
 
     @property
@@ -209,6 +212,8 @@ class Serving:
         self.sleepy = False  # what is cached is to be stored before the end
         self._profile: Profile | None = None
         self._checked = False  # the books, since the last request
+        self._turns = 0
+        self._busy = False  # whether the loop does anything but wait for news
         self._stopped = threading.Event()
         self._told: Callable[[str, str], None] | None = None  # of each step, where the log is to have them
         self._gauges = loaded.core.gauges
@@ -238,6 +243,8 @@ class Serving:
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         core, take_in = self._core, self._take_in
         while not self._stopped.is_set():
+            self._busy = True
+            self._turns += 1
             if not core.has_work:
                 if self._leaving and core.idle:
                     break
@@ -254,8 +261,10 @@ class Serving:
     def _rest(self) -> None:
         """Waits for a message. An engine that has rested a while checks that all it lent has come back."""
         idle = self._core.idle
+        self._busy = False
         try:
             message = self._inbox.get(timeout=LOOK if not idle else None if self._checked else IDLE)
+            self._busy = True
         except Empty:
             if not idle:
                 return
@@ -324,7 +333,15 @@ class Serving:
 
     def _heartbeat(self) -> Heartbeat:
         gauges = msgspec.structs.replace(self._gauges, tiers=self._core.tier_gauges)
-        return Heartbeat(time.monotonic(), self._core.progress, gauges)
+        work = self._core.work
+        return Heartbeat(
+            time.monotonic(),
+            self._core.progress,
+            gauges,
+            work=-1 if work is None else work,
+            turns=self._turns,
+            busy=self._busy,
+        )
 
     def _beat(self) -> None:
         """Signs of life, whatever the main thread is busy with."""

@@ -250,12 +250,19 @@ class Tokens(msgspec.Struct, frozen=True, tag=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """Sent at least once a second, also when idle. `progress` grows with every token computed: a request that is held
-    while progress stands still means a hung engine."""
+    """Sent at least once a second, also when idle, by a thread beside the one that works.
+
+    `progress` grows with every token computed: a request that is held while progress stands still means a hung engine.
+    `work` grows within a step (`Backend.work`; -1: it cannot be told), `turns` with every turn of the loop between
+    steps, and `busy` says that the loop is not waiting for news: one that is busy, and has added to none of the three
+    since the last heartbeat, is in the midst of something that takes long, or will not end."""
 
     at: float
     progress: int
     gauges: Gauges
+    work: int = -1
+    turns: int = 0
+    busy: bool = False
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):

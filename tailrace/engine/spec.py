@@ -51,6 +51,7 @@ class EngineSpec:
     adapters: tuple[AdapterSpec, ...] = ()
     adapters_wanted: bool = True  # it does not start without all of them
     max_loras: int = 8
+    lora_seconds: float = 60.0  # longest that reading one may take
     cache_dir: str | None = None
     loader: str = ""
     warm_up: bool = True

@@ -13,12 +13,23 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from socket import socket
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from tailrace.engine.spec import EngineSpec
 from tailrace.engine.wire import frame, pair
+
+if TYPE_CHECKING:
+    from tailrace.engine.protocol import Heartbeat
+
+LONGEST_BEAT = 1.0
+"""Seconds between two heartbeats that count at most: where a process or the machine was stopped in between, that was
+not the engine."""
+PATIENCE = 4.0
+"""How much longer than the longest standstill that has ended by itself another one may take."""
+HALF_LIFE = 300.0
+"""Seconds after which half of that has been forgotten."""
 
 
 @dataclass
@@ -44,26 +55,63 @@ class Bounds:
     """What counts as alive, in seconds."""
 
     heartbeat: float = 3.0  # oldest heartbeat
+    stuck: float = 4.0  # longest that a busy engine shows no sign of work
     hang: float = 30.0  # longest standstill while requests are held
     start: float = 300.0  # longest from spawn to ready
 
 
 @dataclass
 class Pulse:
-    """What is known of an engine's life; all times monotonic. `moved_at` is when progress last grew, or when the first
-    held request was handed over, whichever is later."""
+    """What is known of an engine's life; all times monotonic.
+
+    `stood` is for how long no work has been done (since the first held request was handed over), `stuck` for how long
+    the engine has also been busy all the time with one thing. Both are counted in heartbeats, each of them for
+    `LONGEST_BEAT` at most: an engine that stood still with the whole machine was not stuck. How long it may be stuck
+    comes from how long it has been before (`longest`): where a piece of work takes seconds, an engine is given many."""
 
     spawned_at: float
     ready_at: float | None = None
     beat_at: float = 0.0
-    progress: int = -1
-    moved_at: float = 0.0
+    stood: float = 0.0
+    stuck: float = 0.0
+    longest: float = 0.0
+    last: Heartbeat | None = None
 
-    def beat(self, now: float, progress: int | None = None) -> None:
-        """A sign of life; `progress` where it came with one."""
+    def moved(self, now: float) -> None:
+        """Work has been done."""
+        self.beat_at, self.stood = now, 0.0
+        self._went_on()
+
+    def beat(self, now: float, heartbeat: Heartbeat | None = None) -> None:
+        """A sign of life."""
         self.beat_at = now
-        if progress is not None and progress != self.progress:
-            self.progress, self.moved_at = progress, now
+        if heartbeat is None:
+            return
+        last, self.last = self.last, heartbeat
+        if last is None:
+            return
+        took = heartbeat.at - last.at
+        self.stood += min(took, LONGEST_BEAT)
+        if (heartbeat.progress, heartbeat.work) != (last.progress, last.work):
+            self.moved(now)
+        elif not heartbeat.busy or heartbeat.turns != last.turns:
+            self._went_on()
+        elif heartbeat.work >= 0:
+            self.stuck += min(took, LONGEST_BEAT)
+        self.longest *= 0.5 ** (took / HALF_LIFE)
+
+    def _went_on(self) -> None:
+        self.longest = max(self.longest, self.stuck)
+        self.stuck = 0.0
+
+    def successor(self, spawned_at: float) -> Pulse:
+        """Of the engine that comes after this one. If this one was ended in the midst of something, that may only have
+        been slow: the next is given longer."""
+        return Pulse(spawned_at, longest=max(self.longest, self.stuck))
+
+    def patience(self, bounds: Bounds) -> float:
+        """Seconds that a busy engine may show no sign of work."""
+        return max(bounds.stuck, min(bounds.hang, PATIENCE * self.longest))
 
     def verdict(self, now: float, bounds: Bounds, *, held: bool) -> str | None:
         """What is wrong with the engine, in words, or None where nothing is."""
@@ -72,8 +120,10 @@ class Pulse:
             return f"the engine was not ready within {bounds.start:g} s" if late else None
         if now - self.beat_at > bounds.heartbeat:
             return f"the engine gave no heartbeat for {now - self.beat_at:.1f} s"
-        if held and now - self.moved_at > bounds.hang:
-            return f"the engine held requests without progress for {now - self.moved_at:.1f} s"
+        if self.stuck >= self.patience(bounds):
+            return f"the engine made no progress in a step for {self.stuck:.1f} s"
+        if held and self.stood > bounds.hang:
+            return f"the engine held requests without progress for {self.stood:.1f} s"
         return None
 
 

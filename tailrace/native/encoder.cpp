@@ -200,6 +200,7 @@ float *Encoder::row(int buffer, int64_t at, Space &shared, Space &own) const {
 }
 
 void Encoder::work(const Stage &stage, const Pack &pack, int64_t task, Space &shared, Space &own) {
+    worked_.fetch_add(1, std::memory_order_relaxed);
     const Op &op = ops_[stage.first];
     const int32_t *starts = job_.starts + pack.text;
     if (op.code == Code::Attention) {

@@ -90,6 +90,8 @@ class Encoder {
     int64_t width() const { return ops_.empty() ? 0 : buffers_[size_t(ops_.back().x)].width; }
     const char *name() const { return k_->name; }
     int64_t bytes() const { return bytes_; } // of packed weights
+    // Tasks that the threads have computed, ever: a run that goes on adds to it. Any thread may ask.
+    uint64_t worked() const { return worked_.load(std::memory_order_relaxed); }
 
   private:
     enum class Code { Embed, Linear, Norm, Attention, Pool, Unit, Finish };
@@ -166,6 +168,7 @@ class Encoder {
     uint64_t epoch_ = 0;
     int active_ = 0;
     bool open_ = false, stop_ = false;
+    std::atomic<uint64_t> worked_{0};
     std::vector<std::thread> workers_; // last: they use all of the above
 };
 

@@ -104,5 +104,6 @@ NB_MODULE(_encoder, m) {
         .def("run", &EncoderRecorder::run, nb::arg("tokens").noconvert(), nb::arg("kinds").noconvert(), nb::arg("starts").noconvert(), nb::arg("out").noconvert())
         .def_prop_ro("kernels", [](EncoderRecorder &r) { return std::string(r.encoder().name()); })
         .def_prop_ro("threads", [](EncoderRecorder &r) { return r.encoder().threads(); })
+        .def_prop_ro("worked", [](EncoderRecorder &r) { return r.encoder().worked(); })
         .def_prop_ro("nbytes", [](EncoderRecorder &r) { return r.encoder().bytes(); });
 }

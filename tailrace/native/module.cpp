@@ -370,6 +370,7 @@ NB_MODULE(_kernels, m) {
         .def("reads", &Recorder::reads)
         .def("pools", &Recorder::pools)
         .def_prop_ro("redone", [](Recorder &r) { return r.program().redone(); })
+        .def_prop_ro("worked", [](Recorder &r) { return r.program().worked(); })
         .def("profile", [](Recorder &r, bool on) { r.program().profile(on); })
         .def("profiled", [](Recorder &r) { return r.program().profiled(); })
         .def_prop_ro("threads", [](Recorder &r) { return r.program().threads(); })

@@ -36,8 +36,9 @@ int64_t now_ns() {
 
 Program::Program(const Kernels *kernels, int threads, int64_t max_tokens, int64_t max_sequences, int64_t vocab, int64_t vocab_limit)
     : k_(kernels), threads_(std::max(1, threads)), max_tokens_(max_tokens), max_sequences_(max_sequences), slab_(std::min(SLAB, max_tokens)),
-      vocab_(vocab), vocab_limit_(std::min(vocab, vocab_limit)), scratch_(size_t(threads_)), aside_(size_t(threads_)), owner_(size_t(max_tokens)),
-      position_(size_t(max_tokens)), pool_(threads_, [this](int thread) { replay(thread, number_.load()); }) {}
+      vocab_(vocab), vocab_limit_(std::min(vocab, vocab_limit)), scratch_(size_t(threads_)), aside_(size_t(threads_)),
+      worked_(std::make_unique<Count[]>(size_t(threads_))), owner_(size_t(max_tokens)), position_(size_t(max_tokens)),
+      pool_(threads_, [this](int thread) { replay(thread, number_.load()); }) {}
 
 Program::~Program() {
     for (auto &[p, n] : mapped_) munmap(p, n);
@@ -983,6 +984,7 @@ void Program::replay(int thread, uint32_t step) {
         uint32_t task;
         while (take(stage, p, step, thread, task)) {
             own++;
+            worked_[size_t(thread)].tasks.fetch_add(1, std::memory_order_relaxed);
             if (work(stage, p, task, step, thread)) complete(stage, p, task, step);
         }
         const int64_t patience = PATIENCE + (own > 0 && begin ? 2 * (now_ns() - begin) / own : 0);
@@ -1149,6 +1151,12 @@ bool Program::goes_on() const {
             if (step_.token[r] == ends_[size_t(i)]) return false;
     }
     return true;
+}
+
+uint64_t Program::worked() const {
+    uint64_t sum = 0;
+    for (int t = 0; t < threads_; t++) sum += worked_[size_t(t)].tasks.load(std::memory_order_relaxed);
+    return sum;
 }
 
 bool Program::wait() {

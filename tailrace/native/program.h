@@ -131,6 +131,8 @@ class Program {
     void profile(bool on) { profiling_ = on; }
     std::vector<std::pair<std::string, int64_t>> profiled();
     int64_t redone() const { return redone_.load(); }
+    // Tasks that the threads have computed, ever: a step that goes on adds to it. Any thread may ask.
+    uint64_t worked() const;
 
   private:
     enum class Code { Embed, Norm, Quantise, Linear, Gate, HeadNorm, Rotate, Store, Attend, Merge, Silu, Add, Select, Sample, Shrink };
@@ -319,6 +321,10 @@ class Program {
     std::atomic<size_t> stage_count_{0};
     std::atomic<uint32_t> number_{0}; // of the step
     std::atomic<int> parked_{0};
+    struct alignas(64) Count {
+        std::atomic<uint64_t> tasks{0};
+    };
+    std::unique_ptr<Count[]> worked_; // of each thread, which alone writes its own
     std::atomic<int64_t> redone_{0}; // tasks that were taken over from a thread that did not come back in time
     std::mutex turn_;                      // held while one step ends and another may begin
     bool flying_ = false, armed_ = false;

@@ -31,7 +31,7 @@ GENERATING = ["--exclude-path-regex", "^/(admin/(drain|pause|profile|sleep)|slee
 """All but what would end the server, stop it, or take as long as it is told to."""
 READING = ["--include-path-regex", "^/(v1/embeddings|(v[12]/)?(rerank|score)|v1/models|health.*|version)$"]
 """What a model that reads texts has of its own."""
-PATIENT = {"heartbeat": 300.0, "hang": 300.0}
+PATIENT = {"heartbeat": 300.0, "stuck": 300.0, "hang": 300.0}
 """Machines that do much else stop an engine for seconds. One that hangs is found by the client's own limit."""
 Server = Callable[[Path], AbstractContextManager[Running]]
 

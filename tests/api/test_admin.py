@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -182,6 +184,49 @@ def test_an_ended_request_and_a_refused_one_are_found_by_their_ids(server: Runni
     (line,) = see(server, f"requests/{wrong.headers['x-request-id']}")["data"]
     assert (line["status"], line["param"]) == (400, "n")
     assert server.get("/admin/requests/never", headers=OPERATOR).status_code == 404
+
+
+def test_every_error_has_an_id_that_finds_it(server: Running) -> None:
+    wrong = {"authorization": "Bearer wrong"}
+    answers = [
+        server.post("/v1/chat/completions", CHAT, headers=wrong),
+        server.get("/v1/models"),
+        server.get("/admin/state", headers=wrong),
+        server.get("/admin/state", headers=USER),
+        server.get("/admin/requests/nobody-ever", headers=OPERATOR),
+        server.post("/admin/abort", {"request": "nobody-ever"}, headers=OPERATOR),
+        server.get("/nowhere", headers=USER),
+        server.get("/v1/chat/completions/extra/parts", headers=USER),
+        server.get("/v1/embeddings", headers=USER),
+        server.post("/v1/messages", {"model": "stand"}),
+        server.post("/v1/messages", {"model": "stand"}, headers=USER),
+        server.post("/v1/files", {"model": "stand"}, headers=USER),
+    ]
+    for answer in answers:
+        (line,) = see(server, f"requests/{answer.headers['x-request-id']}")["data"]
+        assert (line["event"], line["status"]) == ("refused", answer.status_code)
+        assert line["e2e_ms"] >= 0
+    assert {answer.status_code for answer in answers} == {400, 401, 403, 404, 405}
+
+
+def test_what_is_no_http_has_an_id_that_finds_it_too(server: Running) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as peer:
+        peer.sendall(b"rubbish\r\n\r\n")
+        said = b"".join(iter(lambda: peer.recv(4096), b""))
+    name = re.search(rb"x-request-id: (\S+)", said)
+    assert name is not None
+    (line,) = see(server, f"requests/{name[1].decode()}")["data"]
+    assert (line["status"], line["code"]) == (400, "invalid_http")
+
+
+def test_strangers_push_out_none_but_strangers(server: Running) -> None:
+    done = server.post("/v1/chat/completions", {**CHAT, "max_tokens": 1}, headers=USER)
+    with server.http() as client:
+        first, *_ = [client.get(f"/nowhere/{at}") for at in range(1100)]
+    assert until(lambda: see(server, f"requests/{done.json()['id']}")["data"], "the line")
+    gone = server.get(f"/admin/requests/{first.headers['x-request-id']}", headers=OPERATOR)
+    assert gone.status_code == 404
 
 
 def test_a_pause_refuses_what_is_new_and_lets_the_rest_end(server: Running) -> None:

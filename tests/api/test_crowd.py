@@ -12,10 +12,12 @@ from collections.abc import Iterator
 import pytest
 
 from bench.crowd import Place, amiss, crowd, known
-from tests.api.conftest import Running, serving, until
+from tests.api.conftest import NO_TLS, Running, serving, until
 from tests.api.test_connection import HEALTH, line
+from tests.api.test_tls import make
 
 BODY_BYTES = 1 << 20
+FILE_BYTES = 256 << 10
 SECONDS = 5
 """That a client of the crowd may take over anything."""
 GROWTH = 8 << 20
@@ -37,6 +39,27 @@ def patient() -> Iterator[Running]:
         yield server
     finally:
         context.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server with keys, TLS and a content store."""
+    folder = tmp_path_factory.mktemp("guarded")
+    cert, key = make(folder, "live")
+    seconds = 5 * SECONDS  # a thousand handshakes take some of that
+    timeouts = {"header": seconds, "keep_alive": seconds, "body": seconds, "send": seconds}
+    with serving(
+        timeouts=timeouts,
+        limits={"body_bytes": BODY_BYTES, "file_bytes": FILE_BYTES},
+        log_requests=False,
+        api_keys=["the key"],
+        tls_cert=str(cert),
+        tls_key=str(key),
+        content_store=f"sqlite:////{folder}/content.db",
+    ) as server:
+        server.key = "the key"
+        NO_TLS.load_verify_locations(cert)  # from now on it knows one
+        yield server
 
 
 def held(server: Running) -> dict[str, float]:
@@ -66,7 +89,7 @@ def test_a_thousand_clients_at_once_harm_nobody_and_leave_nothing(patient: Runni
     sizes = []
     for seed, clients in enumerate((1000, 300)):
         ends = asyncio.run(crowd(place, clients, seed))
-        assert not amiss(ends), ends
+        assert not amiss(place, ends), ends
         until(lambda: not held(patient), f"nothing to be held: {held(patient)}")
         until(lambda: files(patient) <= base, f"{files(patient)} descriptors to be {base} again")
         sizes.append(memory(patient))
@@ -75,6 +98,21 @@ def test_a_thousand_clients_at_once_harm_nobody_and_leave_nothing(patient: Runni
     assert patient.client().chat.completions.create(
         model="stand", messages=[{"role": "user", "content": "hi"}]
     ).choices[0].message.content == "hi"  # fmt: skip
+
+
+def test_nor_do_they_where_keys_and_tls_are_asked_for_and_files_are_stored(guarded: Running) -> None:
+    port = int(guarded.url.rsplit(":", 1)[1])
+    place = Place(port, "stand", BODY_BYTES, patience=90.0, key="the key", tls=NO_TLS, file_bytes=FILE_BYTES)
+    asyncio.run(known(place))
+    base = files(guarded)
+    engine = guarded.engine
+    ends = asyncio.run(crowd(place, 1000, 2))
+    assert not amiss(place, ends), ends
+    until(lambda: not held(guarded), f"nothing to be held: {held(guarded)}")
+    until(lambda: files(guarded) <= base, f"{files(guarded)} descriptors to be {base} again")
+    assert guarded.get("/v1/files").json()["data"] == []
+    assert guarded.metric("tailrace_content_bytes") == 0
+    assert guarded.engine == engine
 
 
 def test_connections_are_bounded_and_who_comes_too_late_is_told() -> None:

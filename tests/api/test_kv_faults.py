@@ -223,6 +223,28 @@ def read_only(server: Running, folder: Path) -> None:
     until(lambda: subprocess.run([*mount, "-o", "remount,bind,ro", folder]).returncode == 0, "a read-only mount")
 
 
+@pytest.mark.skipif(not may_mount(), reason="root, but it may not mount")
+def test_a_directory_that_is_only_read_is_used_and_the_log_says_so(truth: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "kv"
+    with serving(**SMALL, kv_disk=str(folder)) as server:
+        with Load(server, truth).on() as load:
+            load.answers(5)
+        assert server.finish() == 0
+    within: list[str] = []
+    if OWN_MOUNTS:
+        lock = f'mount --bind {folder} {folder} && mount -o remount,bind,ro {folder} && exec "$@"'
+        within = [*OWN_MOUNTS, "sh", "-c", lock, "sh"]
+    else:
+        folder.chmod(0o500)
+    with serving(within=within, **SMALL, kv_disk=str(folder)) as server:
+        line = until(lambda: next((one for one in server.log if "cannot be written" in one), None), "a line in the log")
+        assert f"{folder} cannot be written" in line
+        assert "KV pages are read from it, and none are stored" in line
+        with Load(server, truth).on() as load:
+            load.answers(5)
+        assert server.metric("tailrace_kv_disk_loaded_total") > 0
+
+
 @pytest.mark.parametrize(
     "harm",
     [full, pytest.param(read_only, marks=pytest.mark.skipif(not may_mount(), reason="root, but it may not mount"))],

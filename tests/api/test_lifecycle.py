@@ -209,6 +209,38 @@ def test_an_engine_that_makes_no_progress_is_replaced_though_it_beats(fresh: Any
         assert server.post("/v1/completions", SHORT).status_code == 200
 
 
+def test_a_step_that_does_not_end_is_noticed_in_five_seconds(fresh: Any) -> None:
+    with fresh() as server:
+        engine = server.engine
+        until(lambda: server.get("/health").status_code == 200, "health")
+        begun = time.monotonic()
+        answer = server.post("/v1/completions", {"model": "stand", "prompt": [HANG, FIRST_BYTE]})
+        assert time.monotonic() - begun < 7  # five, on a machine that does nothing else
+        assert answer.status_code == 503
+        assert "no progress in a step" in answer.json()["error"]["message"]
+        until(engine_changed(server, engine), "a new engine")
+        assert server.post("/v1/completions", SHORT).status_code == 200
+
+
+def test_a_machine_that_stood_still_for_a_while_has_lost_nothing(fresh: Any) -> None:
+    with fresh(loader="tests.api.stand:load_slow", timeouts={"heartbeat": 1.5, "stuck": 1.5, "hang": 1.5}) as server:
+        engine = server.engine
+        seen: list[str] = []
+        Background(lambda: long_stream(server, seen))
+        until(lambda: seen, "the stream to run")
+        stopped = (server.process.pid, engine)
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        end = time.monotonic() + 4.0
+        until(lambda: time.monotonic() > end, "some time")
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        count = len(seen)
+        until(lambda: len(seen) > count + 50, "the stream to go on")
+        assert server.engine == engine
+        assert server.metric("tailrace_engine_restarts_total") == 0
+
+
 def test_an_idle_engine_may_rest_longer_than_the_hang_timeout(fresh: Any) -> None:
     with fresh(timeouts={"hang": 0.3}) as server:
         engine = server.engine

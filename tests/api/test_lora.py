@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,8 +15,13 @@ from typing import Any
 import openai
 import pytest
 
+from tailrace.api import adapters, aside
+from tailrace.api.adapters import Adapters
+from tailrace.api.errors import HttpError
 from tailrace.api.generation import refusal
+from tailrace.api.settings import Settings, Timeouts
 from tailrace.engine.protocol import Output
+from tailrace.engine.spec import AdapterSpec, EngineSpec
 from tailrace.models import Model, load_model, open_checkpoint
 from tests.api.conftest import Running, launch, serving, until
 from tests.models import random_llama, random_lora
@@ -271,3 +278,46 @@ def test_a_server_does_not_start_without_an_adapter_that_it_is_to_have(folder: P
     said = "".join([*running.lines, *running.log])
     assert "an adapter (--lora) cannot be served" in said
     assert "use_dora" in said
+
+
+class Silent:
+    """An engine that never says what has become of an adapter."""
+
+    def __init__(self) -> None:
+        self.spec = EngineSpec("m", lora_seconds=0.1)
+        self.asked: list[AdapterSpec] = []
+        self.on_adapters: Any = None
+
+    async def load_adapter(self, adapter: AdapterSpec) -> Any:
+        self.asked.append(adapter)
+        async with asyncio.timeout(self.spec.lora_seconds):
+            await asyncio.Event().wait()
+
+
+def test_a_load_waits_for_files_only_so_long(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = threading.Event()
+    engine = Silent()
+    own = Settings("m", lora_dir=str(shelf), admin_keys=("k",), timeouts=Timeouts(lora=0.1))
+
+    async def refused(named: Adapters) -> HttpError:
+        with pytest.raises(HttpError) as error:
+            await named.load("a", "one")
+        assert (error.value.status, error.value.code, error.value.param) == (503, "timeout", "lora_path")
+        return error.value
+
+    async def main() -> None:
+        named = Adapters(own, engine)  # type: ignore[arg-type]  # as much of a client as it takes
+        assert "within 0.1 s (--lora-timeout)" in str(await refused(named))  # by the engine
+        assert len(engine.asked) == 1
+        monkeypatch.setattr(adapters, "inside", lambda _root, _path: free.wait(60))
+        for _ in range(aside.MOST):  # nor even a look at the directory
+            await refused(named)
+        with pytest.raises(HttpError, match="does not answer"):  # at once: nobody can end those threads
+            await named.load("a", "one")
+        free.set()
+        while any(thread.name == aside.NAME for thread in threading.enumerate()):
+            await asyncio.sleep(0.01)
+        assert len(engine.asked) == 1
+
+    asyncio.run(main())
+    free.set()

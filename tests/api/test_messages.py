@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -504,3 +505,65 @@ def test_a_system_prompt_is_blocks_of_text(quick: Running, block: dict[str, Any]
     refused = quick.post("/v1/messages", body)
     assert refused.status_code == 400
     assert "system[0]" in refused.json()["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def several() -> Iterator[Client]:
+    """A server whose model has seven names."""
+    names = [f"m{at}" for at in range(7)]
+    with serving(served_names=names, api_keys=["key"]) as server, Client(server, key="key") as client:
+        yield client
+
+
+def test_models_are_listed_page_by_page_in_either_direction(several: Client) -> None:
+    names = [f"m{at}" for at in range(7)]
+    assert [model.id for model in several.models.list()] == names
+    assert [model.id for model in several.models.list(limit=2)] == names  # the client asks for the other pages
+    page = several.models.list(limit=3)
+    assert (page.has_more, page.first_id, page.last_id) == (True, "m0", "m2")
+    page = several.models.list(limit=3, after_id="m2")
+    assert ([one.id for one in page.data], page.has_more) == (["m3", "m4", "m5"], True)
+    page = several.models.list(limit=3, after_id="m5")
+    assert ([one.id for one in page.data], page.has_more) == (["m6"], False)
+    page = several.models.list(limit=3, after_id="m6")
+    assert (page.data, page.has_more, page.first_id, page.last_id) == ([], False, None, None)
+    page = several.models.list(limit=3, before_id="m6")
+    assert ([one.id for one in page.data], page.has_more) == (["m3", "m4", "m5"], True)
+    page = several.models.list(limit=3, before_id="m2")
+    assert ([one.id for one in page.data], page.has_more) == (["m0", "m1"], False)
+
+
+def test_a_model_has_anthropics_form_where_their_header_is_sent(several: Client) -> None:
+    model = several.models.retrieve("m3")
+    assert (model.id, model.type, model.display_name, model.lifecycle) == ("m3", "model", "m3", "active")
+    assert (model.max_input_tokens, model.max_tokens) == (2048, 2047)
+    assert abs(model.created_at.timestamp() - time.time()) < 3600
+    assert several.beta.models.retrieve("m3").id == "m3"
+    assert [one.id for one in several.beta.models.list(limit=1)][-1] == "m6"
+    plain = several.wire.get("/v1/models/m3", headers={"authorization": "Bearer key"}).json()
+    assert plain["object"] == "model"
+    listed = several.server.client("key").models.list().data
+    assert [one.id for one in listed] == [f"m{at}" for at in range(7)]
+
+
+def test_errors_of_models_have_anthropics_form_too(several: Client) -> None:
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        several.models.retrieve("other")
+    assert missing.value.body["error"]["type"] == "not_found_error"
+    with Client(several.server, key="wrong") as stranger, pytest.raises(anthropic.AuthenticationError):
+        stranger.models.list()
+    wrong: list[dict[str, Any]] = [
+        {"limit": 0},
+        {"limit": 1001},
+        {"after_id": "other"},
+        {"before_id": "other"},
+        {"after_id": "m1", "before_id": "m3"},
+    ]
+    for options in wrong:
+        with pytest.raises(anthropic.BadRequestError, match=r"limit|after_id|before_id"):
+            several.models.list(**options)
+    header = {"x-api-key": "key", "anthropic-version": "2023-06-01"}
+    answer = several.wire.get("/v1/models?page=2", headers=header)
+    assert (answer.status_code, answer.json()["type"]) == (400, "error")
+    answer = several.wire.get("/v1/models", headers={**header, "anthropic-version": "1999-01-01"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")

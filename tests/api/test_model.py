@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.conftest import ROOT, Running, serving
+from tests.api.conftest import ROOT, Running, launch, serving
 
 GOLDEN = json.loads((ROOT / "tests" / "golden" / "smollm2-135m.json").read_text())
 CLEAR = 0.4
@@ -85,3 +85,35 @@ def test_the_timeline_names_99_per_cent(server: Running) -> None:
         },
     )
     assert answer.json()["tailrace"]["timeline"]["covered"] >= 0.99
+
+
+def test_a_template_that_the_server_is_given_lets_the_model_call_tools(smollm2: Path) -> None:
+    """That of SmolLM2 has none."""
+    parameters = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}
+    tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+    model = {"model": str(smollm2), "loader": "", "served_names": ["smol"], "kv_tokens": 4096}
+    with serving(**model, chat_template="hermes") as server:
+        answer = ask(server, "How is the weather in Rome?", tools=tools, tool_choice="required", max_tokens=60)
+        (choice,) = answer.choices
+        assert choice.finish_reason == "tool_calls"
+        (call, *_) = choice.message.tool_calls
+        assert call.function.name == "weather"
+        assert isinstance(json.loads(call.function.arguments)["city"], str)
+        messages = [
+            {"role": "user", "content": "How is the weather in Rome?"},
+            {"role": "assistant", "content": None, "tool_calls": [call.model_dump()]},
+            {"role": "tool", "tool_call_id": call.id, "content": "rain"},
+        ]
+        after = server.client().chat.completions.create(model="smol", messages=messages, tools=tools, max_tokens=5)
+        assert after.choices[0].finish_reason == "length"
+        plain = server.post("/tokenize", {"messages": messages[:1]}).json()["tokens"]
+        shown = server.post("/detokenize", {"tokens": plain}).json()["prompt"]
+        assert "You are a helpful AI assistant" not in shown  # which SmolLM2's own template says
+
+
+def test_a_template_of_another_family_is_refused_at_the_start(smollm2: Path) -> None:
+    running = launch(model=str(smollm2), loader="", served_names=["smol"], chat_template="llama3")
+    assert running.wait() == 2
+    said = "\n".join([*running.lines, *running.log])
+    assert "--chat-template: llama3 is for models with the tokens" in said
+    assert "this one has no <|start_header_id|>" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from tailrace.api.generation import REFUSALS, refusal
+from tailrace.engine import constrain, core, encoder
+from tailrace.engine.protocol import Output
 from tests.api.conftest import Running
 
 CHAT = {"model": "stand", "messages": [{"role": "user", "content": "a"}]}
@@ -295,14 +299,14 @@ def test_absurd_requests_are_refused_at_once_in_flat_memory(quick: Running, name
 def test_a_prompt_past_the_context_is_refused_with_true_numbers(quick: Running) -> None:
     exact = {"model": "stand", "prompt": [9] * 2047, "max_tokens": 1}
     assert quick.post("/v1/completions", exact).status_code == 200
-    for body, numbers in (
-        ({**exact, "prompt": [9] * 2049}, ("2048", "2049")),
-        ({**exact, "prompt": [9] * 2048}, ("2048",)),
-        ({**exact, "max_tokens": 100}, ("2048", "2047", "100", "2147")),
-        ({**exact, "prompt": "a" * 2050}, ("2048", "2051")),
+    for body, numbers, param in (
+        ({**exact, "prompt": [9] * 2049}, ("2048", "2049"), "prompt"),
+        ({**exact, "prompt": [9] * 2048}, ("2048",), "prompt"),
+        ({**exact, "max_tokens": 100}, ("2048", "2047", "100", "2147"), "max_tokens"),
+        ({**exact, "prompt": "a" * 2050}, ("2048", "2051"), "prompt"),
     ):
         error = refused(quick.post("/v1/completions", body))
-        assert error["code"] == "context_length_exceeded"
+        assert (error["code"], error["param"]) == ("context_length_exceeded", param)
         assert all(number in error["message"] for number in numbers), error["message"]
         assert "-" not in error["message"]
 
@@ -315,7 +319,9 @@ def test_megabytes_of_text_are_refused_without_tokenizing(quick: Running) -> Non
     assert error["code"] == "context_length_exceeded"
     assert "10000000" in error["message"]
     body = {"model": "stand", "messages": [{"role": "user", "content": "word " * 20_000}]}
-    assert "at least 20000" in refused(quick.post("/v1/chat/completions", body))["message"]
+    error = refused(quick.post("/v1/chat/completions", body))
+    assert "at least 20000" in error["message"]
+    assert error["param"] == "messages"
 
 
 def test_paths_and_methods_that_are_not_there(quick: Running) -> None:
@@ -329,3 +335,36 @@ def test_a_request_id_is_echoed_where_it_is_harmless(quick: Running) -> None:
     assert quick.get("/version", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
     assert quick.get("/version", headers={"x-request-id": "a b"}).headers["x-request-id"].startswith("req-")
     assert quick.get("/version", headers={"x-request-id": "x" * 500}).headers["x-request-id"].startswith("req-")
+
+
+@pytest.mark.parametrize(
+    ("said", "param", "status", "code"),
+    [
+        ("context_length_exceeded: the prompt has 9 tokens", "messages", 400, "context_length_exceeded"),
+        ("output_too_long: 9 prompt tokens and max_tokens 3", "max_tokens", 400, "context_length_exceeded"),
+        ("invalid_prompt: the prompt has no tokens", "messages", 400, "invalid_prompt"),
+        ("invalid_max_tokens: max_tokens must be at least 1", "max_tokens", 400, "invalid_value"),
+        ("invalid_stop: stop strings need the tokenizer", "stop", 400, "invalid_value"),
+        ("unsupported_grammar: this engine was not given", "response_format", 400, "invalid_value"),
+        ("invalid_grammar: it is wrong", "response_format", 400, "invalid_grammar"),
+        ("grammar_failed: no token is left", "response_format", 400, "grammar_failed"),
+        ("adapter_not_loaded: the adapter was unloaded", "model", 404, "model_not_found"),
+        ("wrong_task: the model embeds no texts", "model", 400, "unsupported_model"),
+        ("overloaded: 9 requests are waiting already", None, 429, "overloaded"),
+        ("draining: the server is shutting down", None, 503, "service_unavailable"),
+        ("step_failed: RuntimeError: no", None, 500, "engine_error"),
+        ("", None, 500, "engine_error"),
+    ],
+)
+def test_what_an_engine_refuses_names_the_parameter(said: str, param: str | None, status: int, code: str) -> None:
+    error = refusal(Output("r", finish="error", error=said), "response_format", "messages")
+    assert (error.param, error.status, error.code) == (param, status, code)
+
+
+def test_every_name_that_an_engine_gives_is_known() -> None:
+    """Those of the cores' sources: `Output.error` begins with one."""
+    sources = "".join(Path(str(module.__file__)).read_text() for module in (core, encoder, constrain))
+    named = set(re.findall(r"""\Wf?"([a-z]+_?[a-z_]*): """, sources))
+    known = set(REFUSALS) | {"duplicate_request", "step_failed"}  # those are faults of ours
+    assert named <= known, named - known
+    assert {"context_length_exceeded", "output_too_long", "invalid_grammar", "wrong_task"} <= named

@@ -138,3 +138,14 @@ def test_files_that_are_no_certificate_and_key_are_named(folder: Path, tmp_path:
     for half in ({"tls_cert": cert}, {"tls_key": key}):
         with pytest.raises(InvalidInput, match="need each other"):
             Settings("m", **half).check()
+
+
+def test_a_server_that_others_can_reach_without_tls_says_so(secure: Running) -> None:
+    with serving(host="0.0.0.0", api_keys=["key"]) as server:
+        (line,) = until(lambda: [one for one in server.log if "can be reached" in one], "a line in the log")
+        assert "0.0.0.0 can be reached from other machines, and keys, prompts and answers cross" in line
+        assert "--tls-cert" in line
+    assert not [one for one in secure.log if "can be reached" in one]
+    own = Settings("m", host="0.0.0.0", api_keys=("k",), tls_cert="c", tls_key="k")
+    assert own.exposed() is None
+    assert Settings("m").exposed() is None

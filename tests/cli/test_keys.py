@@ -79,6 +79,21 @@ def test_a_key_is_made_shown_limited_and_revoked(run: Run, tmp_path: Path) -> No
     assert store.read(tmp_path / "other.json").keys[0].digest == store.digest(made["key"]).hex()
 
 
+def test_a_second_key_of_a_name_is_made_and_the_first_is_named(run: Run, tmp_path: Path) -> None:
+    run("create", "ada")
+    assert "had a key" not in run.err
+    first = store.read(tmp_path / "keys.json").keys[0].id
+    run("create", "ada")
+    assert f"ada had a key before, which still works: {first}." in run.err
+    assert f"tailrace keys revoke {first}" in run.err
+    run("create", "ada", "--json")
+    assert run.err.count("had a key before") == 1
+    for one in store.read(tmp_path / "keys.json").keys:
+        run("revoke", one.id)
+    run("create", "ada")
+    assert "had a key" not in run.err
+
+
 def test_mistakes_end_with_status_2_and_a_sentence(run: Run, tmp_path: Path) -> None:
     for words, said in (
         (("list",), "tailrace keys create"),

@@ -49,9 +49,13 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("own", "options"),
-    [({"quantize": "int8"}, ("--quantize", "int8")), ({"lora": ("adapter", "a dir")}, ("--lora", "adapter=a dir"))],
+    [
+        ({"quantize": "int8"}, ("--quantize", "int8")),
+        ({"lora": ("adapter", "a dir")}, ("--lora", "adapter=a dir")),
+        ({"chat_template": "hermes"}, ("--chat-template", "hermes")),
+    ],
 )
-def test_quantize_and_lora_want_a_server_of_their_own(
+def test_what_a_server_is_started_with_wants_a_server_of_their_own(
     monkeypatch: pytest.MonkeyPatch, own: dict[str, Any], options: tuple[str, ...]
 ) -> None:
     """One that runs may compute with other weights: it is not asked, and one that is named is not put up with."""

@@ -41,6 +41,10 @@ def test_what_is_wrong_is_said(run: Run, environment: dict[str, str]) -> None:
         (["--kernels", "sse9"], "kernels 'sse9' cannot run on this machine; it can run"),
         (["--threads", "4096"], "threads must be 1 to"),
         (["nonsense"], "No model is called 'nonsense'"),
+        ([""], "The model has no name"),
+        (["/dev/null"], "/dev/null is neither a file nor a directory"),
+        (["no/such.gguf"], "There is no no/such.gguf"),
+        ([str(Path(__file__).parent)], "the weights are missing"),
     ):
         ended = run("machine", *arguments)
         assert ended.returncode in (1, 2)

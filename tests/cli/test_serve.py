@@ -43,6 +43,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
         "--kv-disk", "kv", "--kv-disk-bytes", "500MB", "--kv-key-file", "k",
         "--kv-valkey", "valkey://:pw@h", "--kv-valkey-ttl", "60", "--kv-valkey-password-file", "p",
         "--request-timeout", "9", "--drain-timeout", "5", "--hang-timeout", "6", "--start-timeout", "7",
+        "--stuck-timeout", "8", "--lora-timeout", "3", "--chat-template", "hermes",
         "--kv-events", "tcp://[::1]:1", "--kv-events-replay", "tcp://[::1]:2", "--kv-events-key", "keys.toml",
         "--cache", str(tmp_path), "--no-template-args", "--no-log-requests", "--quiet",
         "--keys", "keys.json", "--admin-key-file", str(tmp_path / "admin"), "--tls-cert", "c.pem", "--tls-key", "k.pem",
@@ -67,8 +68,10 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
         assert (told.kv_disk, told.kv_disk_bytes, told.kv_key_file) == ("kv", 500_000_000, "k")
         assert (told.kv_valkey, told.kv_valkey_ttl, told.kv_valkey_password_file) == ("valkey://:pw@h", 60, "p")
     assert "pw" not in repr(made)
+    assert made.chat_template == "hermes"
+    assert made.timeouts.lora == made.engine().lora_seconds == 3
     times = made.timeouts
-    assert (times.request, times.drain, times.hang, times.start) == (9, 5, 6, 7)
+    assert (times.request, times.drain, times.hang, times.start, times.stuck) == (9, 5, 6, 7, 8)
     assert (made.cache_dir, made.template_args) == (str(tmp_path), False)
     assert (made.log_requests, made.quiet) == (False, True)
     assert (made.keys, made.admin_keys, made.tls_cert, made.tls_key) == ("keys.json", ("boss",), "c.pem", "k.pem")
@@ -87,6 +90,11 @@ def test_a_limit_that_is_none_is_refused_with_those_that_are(text: str) -> None:
 def test_an_adapter_is_a_name_and_a_path(text: str) -> None:
     with pytest.raises(InvalidInput, match="--lora is NAME=PATH"):
         serve.adapters([text])
+
+
+def test_a_chat_template_that_is_none_is_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(InvalidInput, match="--chat-template: 'hermes2' is neither a file nor one of hermes, llama3"):
+        settings("--chat-template", "hermes2").check()
 
 
 @pytest.mark.parametrize(

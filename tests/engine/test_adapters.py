@@ -3,6 +3,8 @@ what is loaded or unloaded meanwhile disturbs nobody."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,7 +20,8 @@ from tailrace.engine.spec import AdapterSpec
 from tailrace.engine.transfer import Transfers
 from tailrace.kv.events import BlockStored, Changes, events_of
 from tailrace.models import Model, load_model, open_checkpoint
-from tailrace.models.adapters import read_adapter
+from tailrace.models.adapters import ReadAdapter, read_adapter
+from tailrace.terms import ModelError
 from tests.fakes import MemoryTier
 from tests.models import random_llama, random_lora
 
@@ -329,3 +332,58 @@ def test_pinned_prefixes_are_those_of_the_model_without_adapters(engine: Callabl
     busy.core.reset_prefix()
     assert busy.ask("again", 1)[1] == 0
     assert busy.ask("kept", 0)[1] == 48
+
+
+class Stuck:
+    """Reads adapters; those of a directory called "gone" only when it is let."""
+
+    def __init__(self, model: Model) -> None:
+        self.free = threading.Event()
+        self._model = model
+
+    def __call__(self, path: Path) -> ReadAdapter:
+        if path.name == "gone":
+            assert self.free.wait(60)
+            raise ModelError("it is gone")
+        return read_adapter(path, self._model)
+
+
+def loaded(adapters: Adapters, count: int = 1) -> list[Adapted]:
+    """What becomes of so many."""
+    told: list[Adapted] = []
+    end = time.monotonic() + 30
+    while len(told) < count:
+        assert time.monotonic() < end
+        told += adapters.settle()
+    return told
+
+
+def test_a_file_that_never_comes_holds_up_no_other_adapter(model: Model, folders: dict[int, Path]) -> None:
+    engine, read = Engine(model, folders, ()), Stuck(model)
+    adapters = Adapters(engine.backend, read, 2)
+    adapters.load(AdapterSpec(1, "a", "/gone"))
+    adapters.load(AdapterSpec(2, "b", str(folders[2])))
+    assert adapters.settle() == []
+    adapters.unload(1)  # whoever wanted it has waited long enough
+    (news,) = loaded(adapters)
+    assert (news.id, news.error) == (2, "")
+    adapters.load(AdapterSpec(3, "c", str(folders[1])))
+    assert "there are 2 adapters already" in loaded(adapters)[0].error  # its number is not free while it may yet come
+    read.free.set()
+    (news,) = loaded(adapters)
+    assert (news.id, news.error) == (1, "it is gone")
+    assert adapters.find(1) is None
+    adapters.load(AdapterSpec(4, "d", str(folders[1])))
+    assert loaded(adapters)[0].error == ""
+    adapters.check_integrity({})
+    adapters.close()
+
+
+def test_a_start_waits_for_an_adapter_only_so_long(model: Model, folders: dict[int, Path]) -> None:
+    engine, read = Engine(model, folders, ()), Stuck(model)
+    adapters = Adapters(engine.backend, read, 3, seconds=0.2)
+    specs = [AdapterSpec(1, "a", "/gone"), AdapterSpec(2, "b", str(folders[2]))]
+    told = {news.id: news.error for news in adapters.load_now(specs)}
+    assert told == {1: "/gone: its files could not be read within 0.2 s (--lora-timeout)", 2: ""}
+    read.free.set()
+    adapters.close()

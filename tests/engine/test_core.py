@@ -252,9 +252,9 @@ def test_a_one_token_prompt_has_one_unknown_log_probability() -> None:
         ([1, 512], {}, "invalid_prompt"),
         ([1, -1], {}, "invalid_prompt"),
         (prompt(1024), {"max_tokens": 1}, "context_length_exceeded"),
-        (prompt(1020), {"max_tokens": 5}, "context_length_exceeded"),
-        (prompt(10), {"max_tokens": 0}, "invalid_value"),
-        (prompt(10), {"stop": ("x",)}, "invalid_value"),
+        (prompt(1020), {"max_tokens": 5}, "output_too_long"),
+        (prompt(10), {"max_tokens": 0}, "invalid_max_tokens"),
+        (prompt(10), {"stop": ("x",)}, "invalid_stop"),
     ],
 )
 def test_what_cannot_be_served_is_refused_at_once(tokens: list[int], params: dict[str, object], code: str) -> None:

@@ -26,6 +26,7 @@ class Fake:
     weight_bytes = 0
     width = 2
     progress = 0
+    work: int | None = None
     broken = False
 
     def __init__(self) -> None:

@@ -6,14 +6,14 @@ import asyncio
 import os
 import signal
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tailrace.engine.client import EngineClient
-from tailrace.engine.protocol import Output, SamplingParams, Submit
+from tailrace.engine.protocol import Gauges, Heartbeat, Output, SamplingParams, Submit
 from tailrace.engine.spec import EngineSpec
 from tailrace.engine.supervisor import Backoff, Bounds, Pulse, death_notice, spawn
 from tailrace.terms import EngineDied, Event, EventKind, Overloaded
@@ -28,21 +28,93 @@ def test_the_first_restart_is_at_once_and_later_ones_back_off_to_a_bound() -> No
     assert backoff.died(61.0) == 0.0
 
 
+def sign(at: float, progress: int = 0, work: int = -1, turns: int = 0, *, busy: bool = True) -> Heartbeat:
+    return Heartbeat(at, progress, Gauges(), work=work, turns=turns, busy=busy)
+
+
 def test_a_pulse_says_what_is_wrong() -> None:
     bounds = Bounds(heartbeat=3.0, hang=10.0, start=30.0)
     pulse = Pulse(spawned_at=100.0)
     assert pulse.verdict(129.0, bounds, held=False) is None
     assert "not ready" in (pulse.verdict(131.0, bounds, held=False) or "")
     pulse.ready_at = 110.0
-    pulse.beat(110.0, 5)
+    pulse.beat(110.0, sign(110.0, 5))
     assert pulse.verdict(112.9, bounds, held=True) is None
     assert "heartbeat" in (pulse.verdict(113.1, bounds, held=False) or "")
     for now in range(111, 130):
-        pulse.beat(float(now), 5)
+        pulse.beat(float(now), sign(now, 5))
+    pulse.beat(129.5, sign(129.5, 5))
     assert pulse.verdict(129.5, bounds, held=False) is None
     assert "progress" in (pulse.verdict(129.5, bounds, held=True) or "")
-    pulse.beat(129.5, 6)
+    pulse.beat(129.5, sign(129.6, 6))
     assert pulse.verdict(129.6, bounds, held=True) is None
+
+
+STUCK = Bounds(stuck=4.0, hang=30.0)
+
+
+def beating(signs: Iterable[Heartbeat], pulse: Pulse | None = None) -> tuple[Pulse, str | None, float]:
+    """A pulse after these heartbeats, or the first verdict that there was and when."""
+    pulse = pulse or Pulse(spawned_at=0.0, ready_at=0.0)
+    now = 0.0
+    for one in signs:
+        now = one.at
+        pulse.beat(now, one)
+        wrong = pulse.verdict(now, STUCK, held=True)
+        if wrong is not None:
+            return pulse, wrong, now
+    return pulse, None, now
+
+
+def test_a_step_without_a_sign_of_work_is_noticed_within_five_seconds() -> None:
+    busy = [sign(at / 2, 7, 100 + at, 5) for at in range(20)]
+    hung = [sign(10 + at / 2, 7, 119, 5) for at in range(40)]
+    _, wrong, at = beating(busy + hung)
+    assert "no progress in a step" in (wrong or "")
+    assert at - 9.5 <= 4.5  # half a second more until somebody looks
+
+
+@pytest.mark.parametrize(
+    "signs",
+    [
+        [sign(at / 2, 7, 100 + at, 5) for at in range(56)],  # one long step that goes on
+        [sign(at / 2, 7, 100, 5 + at) for at in range(56)],  # nothing to compute, but the loop looks: grammars, tiers
+        [sign(at / 2, 7, 100, 5, busy=False) for at in range(56)],  # waits for news
+        [sign(at / 2, 7, -1, 5) for at in range(56)],  # a backend that cannot tell
+    ],
+)
+def test_what_takes_long_is_not_stuck(signs: list[Heartbeat]) -> None:
+    assert beating(signs)[1] is None
+
+
+def test_time_in_which_the_machine_or_the_engine_stood_still_is_not_counted() -> None:
+    stopped = [sign(0.0, 7, 100, 5), sign(0.5, 7, 100, 5), sign(900.5, 7, 100, 5), sign(901.0, 7, 101, 5)]
+    pulse = beating(stopped)[0]
+    assert pulse.verdict(901.0, STUCK, held=True) is None
+    assert pulse.longest < 2.0  # nor learned from
+
+
+def test_a_machine_whose_pieces_of_work_take_seconds_is_given_more_and_in_time_less_again() -> None:
+    slow = [sign(at / 2, 7, 100 + at // 6, 5) for at in range(60)]  # 3 s each
+    pulse, wrong, at = beating(slow)
+    assert wrong is None
+    assert 9.0 < pulse.patience(STUCK) <= 12.0
+    hung = [sign(at + n / 2, 7, 110, 5) for n in range(1, 60)]
+    assert 8.0 < beating(hung, pulse)[2] - at < 12.5
+    quick = [sign(at + n / 2, 7, 200 + n, 5) for n in range(1, 2400)]
+    assert beating(quick, beating(slow)[0])[0].patience(STUCK) == STUCK.stuck
+
+
+def test_an_engine_that_was_ended_for_it_has_a_more_patient_successor() -> None:
+    hung = [sign(at / 2, 7, 119, 5) for at in range(40)]
+    pulse, wrong, _ = beating(hung)
+    assert wrong
+    following = pulse.successor(50.0)
+    assert following.patience(STUCK) == 16.0
+    following.ready_at = 50.0
+    again = [sign(50 + at / 2, 7, 0, 5) for at in range(100)]
+    assert 15.0 < beating(again, following)[2] - 50.0 < 18.0
+    assert following.successor(99.0).patience(STUCK) == STUCK.hang  # and never more than that
 
 
 def test_deaths_are_told_in_words() -> None:

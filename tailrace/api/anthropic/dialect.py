@@ -50,6 +50,7 @@ RENAMED = (
 
 def speak(exchange: Exchange) -> None:
     """From here on this exchange is with one of Anthropic's clients."""
+    exchange.anthropic = True
     exchange.key = exchange.header(b"x-api-key")
     exchange.extra.append((b"request-id", exchange.id.encode()))
     exchange.error_body = partial(error_body, request=exchange.id)

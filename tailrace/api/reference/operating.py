@@ -15,11 +15,17 @@ SLEEP_QUERY = (
 NOTHING = parameters(admin.Nothing, {})
 
 OPERATING = (
-    Endpoint("GET", ("/v1/models",), "The names of the served model.", answers.ModelList),
+    Endpoint(
+        "GET",
+        ("/v1/models",),
+        "The names of the served model; with the header `anthropic-version`, [as Anthropic has "
+        "them](anthropic.md#get-v1models).",
+        answers.ModelList,
+    ),
     Endpoint(
         "GET",
         ("/v1/models/{id}",),
-        "One of the names.",
+        "One of the names; likewise.",
         answers.ModelCard,
         (identified("the name"),),
         errors=(404,),

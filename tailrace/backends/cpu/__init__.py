@@ -150,6 +150,11 @@ class CpuBackend:
         return sum(self._sizes)
 
     @property
+    def work(self) -> int:
+        """Tasks of the threads; a step has hundreds."""
+        return self._program.worked
+
+    @property
     def numerics(self) -> str:
         """The kernels and the layout are in the extension, so its bytes stand for both."""
         from tailrace.native import _kernels

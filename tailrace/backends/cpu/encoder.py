@@ -99,6 +99,11 @@ class CpuEncoder:
         self.weight_bytes = self._native.nbytes + compiler.table_bytes
         self.progress = 0
 
+    @property
+    def work(self) -> int:
+        """Tasks of the threads; a batch has hundreds."""
+        return self._native.worked
+
     def encode(self, batch: TextBatch) -> NDArray[np.float32]:
         batch.check(self._model.vocab, self._model.kinds, self._model.longest)
         out = np.empty((batch.texts, self.width), np.float32)

@@ -24,6 +24,7 @@ class ReferenceEncoder:
     name = "reference"
     kernels = "numpy"
     threads = 1
+    work: int | None = None
 
     def __init__(self, model: Encoding, *, dtype: type[np.floating[Any]] = np.float32) -> None:
         self._model = model

@@ -141,11 +141,14 @@ def _fetch(entry: Entry, root: Path, report: Callable[[Progress], None], run: Ru
 def _look_up(name: str | os.PathLike[str], catalogue: Path | None) -> Entry | Path:
     """The entry of that name, or the path that it is. A name with a separator or ending in .gguf is always a path."""
     text = os.fspath(name)
+    if not text.strip():
+        raise ModelError(f"The model has no name. {_instead(catalogue)}")
     if not isinstance(name, str) or os.sep in text or text.startswith("~") or text.lower().endswith(".gguf"):
         path = Path(text).expanduser()
         if not path.exists():
-            raise ModelError(f"There is no {path}. Give a .gguf file, a directory with config.json and safetensors, "
-                             f"or one of: {_names(catalogue)}.")  # fmt: skip
+            raise ModelError(f"There is no {path}. {_instead(catalogue)}")
+        if not (path.is_file() or path.is_dir()):
+            raise ModelError(f"{path} is neither a file nor a directory. {_instead(catalogue)}")
         return path
     entry = entries.find(text, catalogue)
     if entry is not None:
@@ -165,6 +168,10 @@ def _unknown(name: str, catalogue: Path | None) -> str:
         f"No model is called {name!r}.{hint} Known: {_names(catalogue)}. Any other model: give the path of its .gguf "
         f"file, or of a directory with config.json and safetensors."
     )
+
+
+def _instead(catalogue: Path | None) -> str:
+    return f"Give a .gguf file, a directory with config.json and safetensors, or one of: {_names(catalogue)}."
 
 
 def _names(catalogue: Path | None) -> str:
