@@ -343,6 +343,8 @@ class Service:
         facts = {key: value for key, value in facts.items() if value is not None}
         if choices[0].params.max_tokens:
             self.metrics.submitted(asked.n, choices[0].params.max_tokens)
+        if self.client.ready is not None:
+            self.book.parity = self.client.ready.parity
         sent: list[str] = []
         try:
             for choice in choices:
