@@ -59,6 +59,7 @@ class Timeline(msgspec.Struct, frozen=True):
     late_lookups: int  # times that a tier has not said in time what it has
     ttft: float | None  # received until the first token
     tpot: float | None  # mean seconds of each token after the first; None where there is none
+    admitted: float | None  # received until first admitted
     queue: float | None  # taken into the queue until first admitted
     prefill: float | None  # first admitted until the first token
     decode: float | None  # first token until the last
@@ -324,6 +325,7 @@ class Fold:
             late_lookups=self.late_lookups,
             ttft=first - self.received if first is not None else None,
             tpot=decode / (self.outputs - 1) if decode is not None and self.outputs > 1 else None,
+            admitted=self.admitted - self.received if self.admitted is not None else None,
             queue=self.admitted - self.queued if self.admitted is not None and self.queued is not None else None,
             prefill=first - self.admitted if first is not None and self.admitted is not None else None,
             decode=decode,
