@@ -117,6 +117,7 @@ def main() -> None:
     p.add_argument("--shapes", default="llama-1b-q4_0,llama-1b-q8_0", help="shapes: or mistral-7b-q4_0, ...-q8_0")
     setting = Setting(p.parse_args())
     chosen = setting.args.what or USUAL
+    os.environ.setdefault("TAILRACE_LEDGER", "off")  # the user's own is not for this
     os.chdir(Path(__file__).resolve().parent.parent)
     for name, (file, heading, run) in BENCHES.items():
         if name in chosen:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
 import pytest
 
 from tailrace.models import catalogue
+
+os.environ["TAILRACE_LEDGER"] = "off"  # no test writes to the tester's own ledger
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 
 from tailrace.api.access.guard import Guard
+from tailrace.api.accounts import Accounts
 from tailrace.api.adapters import Adapters
 from tailrace.api.answers import Answers, Reading
 from tailrace.api.errors import HttpError, unavailable
@@ -97,6 +98,7 @@ class Service:
         self.inside = 0  # requests that need the engine, from when they were let in
         self.active_at = time.monotonic()  # when the last of them left
         self._sleeper: Sleeper | None = None
+        self.accounts = Accounts(self.settings)
         self._facts: dict[str, Mapping[str, Any]] = {}
         self._table: TokenBytes | None = None
         self._unfolded: list[Sequence[Event]] = []
@@ -121,6 +123,7 @@ class Service:
     def _closed(self, timeline: Timeline) -> None:
         facts = self._facts.pop(timeline.request, {})
         self.metrics.closed(timeline)
+        self.accounts.closed(timeline)
         if self.log_level == "off" and not self.guard.administered:
             return
         line = request_line(timeline, facts)
@@ -135,6 +138,7 @@ class Service:
 
     def refused(self, exchange: Exchange, error: HttpError, endpoint: str) -> None:
         """A request ended with an error: its line, by the id that the client was told."""
+        self.accounts.refused(exchange, error, endpoint)
         facts: dict[str, Any] = {"endpoint": endpoint, "http_request": exchange.id, "method": exchange.method}
         facts |= {**who(exchange), "status": error.status, "code": error.code, "param": error.param}
         facts["e2e_ms"] = round((time.monotonic() - exchange.received) * 1000, 3)
@@ -327,6 +331,7 @@ class Service:
         and so not to the log. Raises Overloaded or EngineDied."""
         choices = plan.generation.choices
         limits = self.settings.limits
+        bounds = self.accounts.bounds(exchange)
         if self.client.held + len(choices) > limits.in_flight:
             raise Overloaded(f"{self.client.held} requests are in flight; at most {limits.in_flight} are possible")
         if exchange.lease is not None:
@@ -345,6 +350,7 @@ class Service:
             self.metrics.submitted(asked.n, choices[0].params.max_tokens)
         if self.client.ready is not None:
             self.book.parity = self.client.ready.parity
+        self.accounts.submitted(plan, exchange, endpoint, bounds)
         sent: list[str] = []
         try:
             for choice in choices:
@@ -363,8 +369,11 @@ class Service:
             self.book.discard(unsent)
             for request in unsent:
                 self._facts.pop(request, None)
+            self.accounts.withdrawn(unsent)
             self.delivered(sent)
             raise
+        finally:
+            exchange.booked = bool(sent)
 
     def delivered(self, requests: Sequence[str]) -> None:
         """The last byte is out, or nobody is there to take it."""
@@ -394,6 +403,7 @@ class Service:
             watcher.cancel()
             self.settle_lease(plan, exchange)
             self.client.abort(choice.request for choice in generation.choices if choice.finish is None)
+            self.accounts.delivered(generation.choices, exchange)
             self.delivered(requests)
 
     def settle_lease(self, plan: Plan, exchange: Exchange) -> None:

@@ -69,8 +69,9 @@ class Spool:
 
     def sync(self) -> None:
         """Waits until it is on the disk."""
-        with contextlib.suppress(OSError):
-            os.fsync(self._file)
+        if self._file >= 0:
+            with contextlib.suppress(OSError):
+                os.fsync(self._file)
 
     def clear(self) -> None:
         """All of it is in the database."""

@@ -57,6 +57,7 @@ class Writer:
         and `keep_rows`: what ended before, and what is more, is deleted; 0 keeps all."""
         self.run = run
         self.written = self.dropped = self.failures = 0
+        self.safe = 0  # records that outlive this process: all up to this number
         self._open_ledger = open_ledger
         self._ledger: Ledger | None = None
         self._folder = spool
@@ -76,7 +77,7 @@ class Writer:
         self._retry_at = 0.0
         self._retry_after = first_retry
         self._adopted = False
-        self._told = ""  # what was said last of what does not work
+        self._told: set[type[Exception]] = set()  # kinds of what does not work now, which were said
         self._beaten = self._pruned = time.monotonic()
         self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
 
@@ -181,6 +182,7 @@ class Writer:
             except SpoolFull as error:
                 self._tell(error)
             else:
+                self.safe = self._held[-1][0]
                 self._held = []
         if time.monotonic() >= self._retry_at:
             self._drain(direct)
@@ -199,6 +201,7 @@ class Writer:
             self._adopted = True
         if direct is not None:
             self.written += self._write(ledger, self.run, direct, now)
+            self.safe = direct[-1][0]
             self._held = []
         elif self._spool.rows:
             for batch in self._spool.read(BATCH):
@@ -207,7 +210,7 @@ class Writer:
         self._retry_after = self._first_retry
         if self._told:
             self._report("tailrace: the ledger is written again")
-            self._told = ""
+            self._told.clear()
 
     def _write(self, ledger: Ledger, run: Run, batch: list[tuple[int, Record]], now: int) -> int:
         """Rows that the database will never take are dropped, each by itself."""
@@ -249,8 +252,8 @@ class Writer:
         self._tell(error)
 
     def _tell(self, error: Exception) -> None:
-        """Once for each thing that does not work."""
-        said = str(error) if isinstance(error, TailraceError) else f"{type(error).__name__}: {error}"
-        if said != self._told:
-            self._told = said
+        """Once for each kind of thing that does not work, until everything does."""
+        if type(error) not in self._told:
+            self._told.add(type(error))
+            said = str(error) if isinstance(error, TailraceError) else f"{type(error).__name__}: {error}"
             self._report(f"tailrace: {said}; requests are served, and what the ledger lacks is kept for it")
