@@ -105,6 +105,12 @@ class Accounts:
         return self.writer.numbers() if self.writer is not None else {}
 
 
+def fresh_name(prefix: str) -> str:
+    """An answer's id: nobody guesses it, and those of one kind sort as they came, so that an index of very many grows
+    at its end."""
+    return f"{prefix}{int(time.time()):08x}{os.urandom(8).hex()}"
+
+
 def begin(settings: Settings, ready: Ready, started: float, report: Callable[[str], object]) -> Writer | None:
     """The writer of a server's ledger, which runs; None where it is to have none. `started`: when the server began,
     seconds since 1970."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 
 from tailrace.api.access.guard import Guard
-from tailrace.api.accounts import Accounts
+from tailrace.api.accounts import Accounts, fresh_name
 from tailrace.api.adapters import Adapters
 from tailrace.api.answers import Answers, Reading
 from tailrace.api.errors import HttpError, unavailable
@@ -305,7 +304,7 @@ class Service:
         adapter = self.adapters.find(model)
         number = adapter.id if adapter is not None else 0
         table = self.table(self.text)
-        name = f"{prefix}{os.urandom(12).hex()}"
+        name = fresh_name(prefix)
         generation = Generation(asked.stream, form=None if asked.form is None else asked.form.param)
         hide = asked.echo and asked.max_tokens == 0
         eos = frozenset(self.text.eos_ids)

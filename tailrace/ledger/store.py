@@ -37,6 +37,16 @@ class BadRows(TailraceError):
     """The database does not take these rows, now or ever."""
 
 
+class Content(msgspec.Struct, frozen=True):
+    """What a ledger has. Times are seconds since 1970, of requests' ends."""
+
+    version: int
+    runs: int
+    rows: int
+    oldest: float | None
+    newest: float | None
+
+
 Numbered = Sequence[tuple[int, Record]]
 
 
@@ -190,6 +200,20 @@ class Ledger:
             connection.execute(sa.insert(USAGE).from_select(["hour", *DIMENSIONS, *SUMS], summed))
             count = sa.select(sa.func.count()).select_from(USAGE).where(USAGE.c.hour >= first)
             return int(connection.execute(count).scalar_one())
+
+    def content(self) -> Content:
+        """What is there."""
+        with self.transaction() as connection:
+            runs, rows = connection.execute(
+                sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(RUNS.c.rows), 0)).select_from(RUNS)
+            ).one()
+            version = int(connection.execute(sa.select(LEDGER.c.version)).scalar_one())
+            oldest, newest = (
+                connection.execute(sa.select(REQUESTS.c.ended).order_by(order).limit(1)).scalar()
+                for order in (REQUESTS.c.ended, REQUESTS.c.ended.desc())
+            )
+        times = [None if at is None else at / MICRO for at in (oldest, newest)]
+        return Content(version, int(runs), int(rows), *times)
 
     def _explained(self, error: sa.exc.DBAPIError) -> LedgerDown:
         return LedgerDown(f"the ledger {self.shown} does not work: {_first_line(error)}")

@@ -45,7 +45,11 @@ def place(tmp_path: Path) -> Path:
 def test_a_request_is_a_row(place: Path) -> None:
     settings = {"ledger": str(place), "slo": "ttft=5,e2e=60", "usd_per_hour": 36.0, "api_keys": ["secret"]}
     with serving(**settings, served_names=["stand"]) as server:
-        headers: Any = {"Authorization": "Bearer secret", "x-request-id": "mine", "x-tailrace-workload": b"chat \xfc\x80"}
+        headers: Any = {
+            "Authorization": "Bearer secret",
+            "x-request-id": "mine",
+            "x-tailrace-workload": b"chat \xfc\x80",
+        }
         body = {**CHAT, "temperature": 0.5, "ignore_eos": True, "metadata": {"workload": "other"}}
         answer = server.post("/v1/chat/completions", body, headers=headers).json()
         [row] = when(place, 1)
