@@ -82,7 +82,9 @@ class EventKind(enum.StrEnum):
 class Event(msgspec.Struct, frozen=True, array_like=True):
     """One thing that happened to one request at one time. `predicted` and `computing` are the seconds that loading from
     `tier` and computing the same tokens are expected to take; `computing` is 0 where it is not known. `rows` are tokens
-    that a step computed for output, where that is not one (or, beside the CHUNK of the prompt's end, none)."""
+    that a step computed for output, where that is not one (or, beside the CHUNK of the prompt's end, none). `missed`
+    says of an ADMITTED why no more of its prompt was cached: it is "new", it was forgotten (see
+    `kv.prefix.PrefixIndex.why_absent`), "scoring", or the cache is "off"; "" where all was that can be."""
 
     request: str
     kind: EventKind
@@ -95,3 +97,4 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     computing: float = 0.0
     tier: str = ""
     rows: int = 0
+    missed: str = ""

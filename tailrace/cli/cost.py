@@ -33,8 +33,8 @@ def command(
         str | None, typer.Option(metavar="NAME", help="Or the cheapest public price of a device: H100-SXM.")
     ] = None,
     api: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=IN/OUT", help="A public API's price of a million tokens in and out, "
-                                       "in USD; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="NAME=IN/OUT", help="What a public API asks for a million tokens, USD; may be repeated."),
     ] = None,
     prices: Annotated[bool, typer.Option("--prices", help="List the public prices of devices that are known.")] = False,
     ledger: ledgers.Place = None,

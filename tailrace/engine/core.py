@@ -637,7 +637,16 @@ class EngineCore:
         scheduler.preempted.clear()
         for request in plan.admitted:
             self._builder.seat(request)
-            events.append(Event(request.id, EventKind.ADMITTED, now, cached=request.hit, cause=request.waited_for))
+            events.append(
+                Event(
+                    request.id,
+                    EventKind.ADMITTED,
+                    now,
+                    cached=request.hit,
+                    cause=request.waited_for,
+                    missed=request.missed if request.chain is not None else "off",
+                )
+            )
             if self._transfers is not None and request.loading is None:
                 events += self._without_load(request, now)
         if self._transfers is not None:

@@ -101,6 +101,7 @@ class Detail(msgspec.Struct, omit_defaults=True):
     params: dict[str, Any] = {}
     slo: dict[str, tuple[float, bool]] = {}  # bound and verdict
     waited_for: str = ""
+    missed: str = ""
     waiting_before: int = 0
     running_before: int = 0
     prefill_beside: int = 0
@@ -161,6 +162,7 @@ def detail_of(timeline: Timeline, note: Note, verdicts: dict[str, bool]) -> str:
         params=note.params,
         slo={name: (getattr(note.slo, name), verdict) for name, verdict in verdicts.items()},
         waited_for=timeline.waited_for,
+        missed=timeline.missed,
         waiting_before=timeline.waiting_before,
         running_before=timeline.running_before,
         prefill_beside=timeline.prefill_beside,

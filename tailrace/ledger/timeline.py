@@ -67,6 +67,7 @@ class Timeline(msgspec.Struct, frozen=True):
     device_prefill: float = 0.0  # ...of which for its prompt
     cause: str = ""  # why it failed, where an event said
     waited_for: str = ""  # what kept it in the queue when it was admitted first: slots, pages, budget, prefix, grammar
+    missed: str = ""  # why no more of its prompt was cached: see `terms.Event`
     waiting_before: int = 0  # requests that waited when it joined them...
     running_before: int = 0  # ...and that ran
     prefill_beside: int = 0  # prompt tokens of others in the steps that computed its prompt
@@ -113,6 +114,7 @@ class Fold:
         "left",
         "load_predicted",
         "loaded",
+        "missed",
         "outputs",
         "preemptions",
         "prefill_beside",
@@ -155,7 +157,7 @@ class Fold:
         self.left = 0.0  # when it was preempted, or its load began
         self.declined: Resume | None = None
         self.device = self.device_prefill = 0.0
-        self.cause = self.waited_for = ""
+        self.cause = self.waited_for = self.missed = ""
         self.waiting_before = self.running_before = 0
         self.prefill_beside = self.decode_beside = 0
         self.stalls: dict[str, tuple[int, float]] = {}
@@ -275,6 +277,7 @@ class Fold:
             self.admitted = event.at
             self.cached = event.cached
             self.waited_for = event.cause
+            self.missed = event.missed
         self._resume(away=event.at - self.left, ram=event.cached)
         self.fresh = True
         self.state = Phase.PREFILL
@@ -333,6 +336,7 @@ class Fold:
             device_prefill=self.device_prefill,
             cause=self.cause,
             waited_for=self.waited_for,
+            missed=self.missed,
             waiting_before=self.waiting_before,
             running_before=self.running_before,
             prefill_beside=self.prefill_beside,
