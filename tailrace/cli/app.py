@@ -7,7 +7,22 @@ from typing import Annotated
 
 import typer
 
-from tailrace.cli import chat, cost, evaluate, generate, info, keys, kv, ledger, machine, options, pull, serve, usage
+from tailrace.cli import (
+    chat,
+    cost,
+    evaluate,
+    explain,
+    generate,
+    info,
+    keys,
+    kv,
+    ledger,
+    machine,
+    options,
+    pull,
+    serve,
+    usage,
+)
 
 app = typer.Typer(
     name="tailrace",
@@ -51,6 +66,7 @@ app.command("generate")(generate.command)
 app.command("machine")(machine.command)
 app.command("usage")(usage.command)
 app.command("cost")(cost.command)
+app.command("explain")(explain.command)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(kv.app, name="kv")
 app.add_typer(evaluate.app, name="eval")

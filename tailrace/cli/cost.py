@@ -129,9 +129,9 @@ def show_prices(*, as_json: bool) -> None:
     if as_json:
         typer.echo(ledgers.as_json([one._asdict() for one in known]))
         return
+    typer.echo("US dollars an hour, as public pages said on that day:\n")
     rows = ([one.device, one.seller, one.date.isoformat(), f"{one.usd_per_hour:.2f}"] for one in known)
-    ledgers.table("US dollars an hour, as public pages said on that day", ["device", "seller", "read on", "USD/h"],
-                  rows, left=3)  # fmt: skip
+    ledgers.table(["device", "seller", "read on", "USD/h"], rows, left=3)
 
 
 def show(names: list[str], bill: Bill) -> None:
@@ -145,14 +145,14 @@ def show(names: list[str], bill: Bill) -> None:
         f"${bill.usd_per_hour:g} an hour{source}; servers ran for {usage.duration(bill.paid_seconds)}, of which the "
         f"device worked {usage.duration(bill.busy_seconds)}: {used}\n"
     )
-    heads = [*names, "", "$", "$/request", "$/M in", "$/M out", "$/request at SLO", "$/M out at SLO"]
+    heads = [*names, "", "$", "$/request", "$/M in", "$/M out", "$/request\nat SLO", "$/M out\nat SLO"]
     rows = []
     for line in bill.lines:
         group = usage.shown(names, line.usage)
         rows.append([*group, "busy", *money(line.busy)])
         rows.append([*("" for _ in names), "amortised", *money(line.amortised)])
         rows += [[*("" for _ in names), name, dollars(usd)] for name, usd in line.apis.items()]
-    ledgers.table("", heads, rows, left=len(names) + 1)
+    ledgers.table(heads, rows, left=len(names) + 1)
     for name, api in bill.apis.items():
         from tailrace.ledger.price import sourced
 

@@ -25,6 +25,8 @@ Since = Annotated[
     typer.Option(metavar="TIME", help="Requests that ended since: 24h, 7d, 30m ago, or 2026-11-30, or with 14:30."),
 ]
 Until = Annotated[str | None, typer.Option(metavar="TIME", help="And before: likewise.")]
+WIDE = 240
+"""Columns of a table that goes to a file or a program."""
 UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "s": 1.0}
 
 
@@ -70,15 +72,17 @@ def moment(text: str, flag: str) -> float:
         return time.time() - seconds(text, flag)
 
 
-def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: int) -> None:
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: int) -> None:
     """Prints a table; the first `left` columns are words, the rest numbers."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False)
-    made = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDE)
+    made = Table(box=None, pad_edge=False, header_style="bold")
     for at, head in enumerate(heads):
-        made.add_column(head, justify="left" if at < left else "right", overflow="fold", no_wrap=at >= left)
+        made.add_column(head, justify="left" if at < left else "right", no_wrap=True)
     for row in rows:
         made.add_row(*row)
     console.print(made)

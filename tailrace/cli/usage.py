@@ -25,9 +25,9 @@ def command(
 ) -> None:  # fmt: skip
     """Say how much was used, from a server's ledger.
 
-    Requests and how they ended, tokens in, from cache and out, seconds of the
-    device, mean time to the first token, and how many met their SLO. Days and
-    hours are UTC.
+    Requests and those that failed, were refused or left (JSON and CSV tell them
+    apart), tokens in, of them cached, and out, time of the device, mean time to
+    the first token, and how many met their SLO. Days and hours are UTC.
 
     [bold]Examples[/bold]
 
@@ -65,9 +65,8 @@ def show(names: list[str], lines: list[Usage]) -> None:
     if not lines:
         typer.echo("No request ended in that time.")
         return
-    heads = [*names, "requests", "ok", "failed", "refused", "gone", "tokens in", "cached", "out", "device", "TTFT",
-             "at SLO"]  # fmt: skip
-    ledgers.table("", heads, ([*shown(names, line), *cells(line)] for line in lines), left=len(names))
+    heads = [*names, "requests", "not ok", "tokens in", "cached", "out", "device", "TTFT", "at SLO"]
+    ledgers.table(heads, ([*shown(names, line), *cells(line)] for line in lines), left=len(names))
 
 
 def shown(names: list[str], line: Usage) -> list[str]:
@@ -77,7 +76,7 @@ def shown(names: list[str], line: Usage) -> list[str]:
 
 def cells(line: Usage) -> list[str]:
     """A line's numbers in words."""
-    counts = (line.requests, line.ok, line.failed, line.refused, line.gone)
+    counts = (line.requests, line.requests - line.ok)
     tokens = (line.prompt_tokens, line.cached_tokens, line.output_tokens)
     ttft = "-" if line.ttft is None else output.seconds(line.ttft)
     met = "-" if not line.judged else f"{line.met / line.judged:.1%}"

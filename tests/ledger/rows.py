@@ -48,7 +48,7 @@ def record(name: str = "r1", *, ended: float = NOW, usd: float | None = 3.6, **v
     """A record of `timeline` that ended then; `values` are changed."""
     made = record_of(timeline(name), note(), clock=0.0, usd_per_hour=usd)
     end = round(ended * 1_000_000)
-    return msgspec.structs.replace(made, received=end - made.e2e_us, ended=end, **values)
+    return msgspec.structs.replace(made, **{"received": end - made.e2e_us, "ended": end, **values})
 
 
 def until(holds: Any, what: str, seconds: float = 20.0) -> Any:
