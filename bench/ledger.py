@@ -197,7 +197,7 @@ def run_rows(count: int) -> None:
               f"{1e6 * used / count:.0f} µs of a processor and {size / count:.0f} bytes each")  # fmt: skip
         for options in (["--by", "key"], ["--by", "model,workload"], ["--by", "day"], ["--since", "45d"]):
             print(f"tailrace usage {' '.join(options)}: {_timed('usage', place, options):.2f} s")
-        for options in (["--slowest", "20"], ["--slowest", "20", "--since", "24h"], [batch_name(place)]):
+        for options in (["--slowest", "20"], ["--slowest", "20", "--since", "7d"], [batch_name(place)]):
             print(f"tailrace explain {' '.join(options)}: {_timed('explain', place, options):.2f} s")
         print(f"tailrace ledger rebuild: {_timed('ledger', place, ['rebuild']):.2f} s")
         print(f"memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")

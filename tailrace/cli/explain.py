@@ -20,6 +20,8 @@ COLOURS = {
     "prepare": "bright_black", "queue": "yellow", "kv_lookup": "bright_magenta", "kv_load": "magenta",
     "prefill": "blue", "decode": "green", "stall": "red", "stream": "cyan", "other": "white",
 }  # fmt: skip
+DAY = 86_400.0
+"""The slowest requests are looked for in so many seconds, where nothing else is said."""
 BAR = 44
 MOST = 60
 """Requests of a window that are shown."""
@@ -31,7 +33,8 @@ def command(
         str | None, typer.Argument(help="The id of an answer (chatcmpl-...), or the x-request-id.", show_default=False)
     ] = None,
     slowest: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=1000, help="Those that took longest instead.")
+        int | None, typer.Option(metavar="N", min=1, max=1000, help="Those that took longest instead (of a day, "
+                             "unless --since says otherwise).")
     ] = None,
     by: Annotated[str, typer.Option(metavar="WHAT", help="Longest in what: e2e, ttft or tpot.")] = "e2e",
     window: Annotated[
@@ -71,6 +74,10 @@ def command(
 
         end = time.time() if span.until is None else span.until
         span = Span(end - ledgers.seconds(window, "--window"), span.until)
+    if slowest is not None and span.since is None:
+        import time
+
+        span = type(span)((span.until or time.time()) - DAY, span.until)
     found = ledgers.opened(ledger)
     try:
         if slowest is None and request is None:

@@ -68,7 +68,7 @@ def test_explain(run: Run, place: Path) -> None:
         assert words in said
     assert run("explain", "mine").stdout == said
     assert "chatcmpl-2.0" in run("explain", "chatcmpl-2").stdout
-    [slowest] = json.loads(run("explain", "--slowest", "1", "--json").stdout)
+    [slowest] = json.loads(run("explain", "--slowest", "1", "--since", "2026-05-01", "--json").stdout)
     assert slowest["request"] == "cmpl-3"
     assert slowest["words"][0].startswith("It took 9.00 s")
     window = run("explain", "--window", "10d", "--until", "2026-06-01").stdout
