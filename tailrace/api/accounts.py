@@ -135,7 +135,8 @@ def begin(settings: Settings, ready: Ready, started: float, report: Callable[[st
         return Ledger(given)
 
     keep = (settings.ledger_retention, settings.ledger_rows)
-    writer = Writer(open_ledger, run, spool_of(given), keep_seconds=keep[0], keep_rows=keep[1], report=report)
+    spool = spool_of(given) if settings.ledger_spool is None else Path(settings.ledger_spool).expanduser()
+    writer = Writer(open_ledger, run, spool, keep_seconds=keep[0], keep_rows=keep[1], report=report)
     writer.start()
     return writer
 

@@ -189,6 +189,8 @@ class Settings:
     """Most bytes of it."""
     ledger: str | None = field(default=None, repr=False)
     """Path or URL of the database in which every request is accounted for (`ledger`); None: in none."""
+    ledger_spool: str | None = None
+    """Directory where what the ledger lacks waits for it; None: beside its file, or where a user's data lies."""
     ledger_retention: float = 90 * 86400.0
     """Seconds after which a request's row is deleted; its sums stay. 0 is never."""
     ledger_rows: int = 1_000_000

@@ -155,6 +155,8 @@ SERVE = Declaration(
         Option("--ledger", str, "Where requests are accounted for, without their text: a file, postgresql://USER@HOST/"
                "DATABASE (password: ~/.pgpass), or off. Default: TAILRACE_LEDGER, or ledger.db in "
                "~/.local/share/tailrace.", _OTHER, metavar="PLACE"),
+        Option("--ledger-spool", str, "Directory where requests wait while the ledger cannot be written. Default: "
+               "beside its file, or ~/.local/share/tailrace/spool.", _OTHER, metavar="DIR"),
         Option("--ledger-retention", str, "How long a request's row is kept: 90d, 12h; 0 for no end. Sums stay.",
                _OTHER, "90d", metavar="TIME"),
         Option("--ledger-rows", int, "Most rows of requests; 0 for no bound.", _OTHER, 1_000_000),

@@ -108,7 +108,7 @@ def settings(values: Mapping[str, Any]) -> Settings:
         "kv_policy", "kv_ttl", "kv_tenant_share", "kv_disk", "kv_valkey", "kv_valkey_ttl", "kv_valkey_password_file",
         "kv_key_file", "kv_events", "kv_events_replay", "kv_events_key", "log_requests", "quiet", "template_args",
         "keys", "tls_cert", "tls_key", "log_prompts", "unknown_parameters", "tool_parser", "reasoning_parser",
-        "content_store", "wake_on_request", "lora_dir", "max_loras",
+        "content_store", "ledger_spool", "ledger_rows", "wake_on_request", "lora_dir", "max_loras",
     )  # fmt: skip
     return Settings(
         model=values["model"],
@@ -123,7 +123,6 @@ def settings(values: Mapping[str, Any]) -> Settings:
         content_bytes=size_of(values["content_bytes"], "content_bytes"),
         ledger=ledger_of(values["ledger"]),
         ledger_retention=duration_of(values["ledger_retention"], "ledger_retention"),
-        ledger_rows=values["ledger_rows"],
         slo=values["slo"] or "",
         usd_per_hour=usd_per_hour(values["price"]),
         content_retention=duration_of(values["content_retention"], "content_retention"),

@@ -12,6 +12,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
+from tests import postgres
 from tests.api.conftest import Running, serving, until
 
 CHAT: dict[str, Any] = {"model": "stand", "messages": [{"role": "user", "content": "hello there"}], "max_tokens": 8}
@@ -137,6 +138,32 @@ def test_a_killed_servers_rows_are_there_once_and_the_next_one_goes_on(place: Pa
             server.process.send_signal(signal.SIGKILL)
             server.process.wait()
     assert sorted(row["request"] for row in rows(place)) == sorted(answered)
+
+
+def test_postgresql_will_do_and_may_come_later(postgresql: postgres.Server, tmp_path: Path) -> None:
+    import psycopg
+
+    def ids() -> list[str]:
+        with psycopg.connect(postgresql.url) as connection:
+            if connection.execute("SELECT to_regclass('tailrace_requests')").fetchone() == (None,):
+                return []
+            return [row[0] for row in connection.execute("SELECT request FROM tailrace_requests ORDER BY seq")]
+
+    postgresql.stop()
+    settings = {"ledger": postgresql.url, "ledger_spool": str(tmp_path / "spool")}
+    try:
+        with serving(**settings) as server:
+            answered = [server.post("/v1/chat/completions", CHAT).json()["id"] for _ in range(5)]
+            until(lambda: server.metric("tailrace_ledger_failures_total"), "the ledger to be missed")
+            assert server.metric("tailrace_ledger_waiting") == 5
+    finally:
+        postgresql.start()
+    assert ids() == []
+    with serving(**settings) as server:
+        answered += [server.post("/v1/chat/completions", CHAT).json()["id"]]
+        until(lambda: ids() == answered, "all to be there")
+        assert server.finish() == 0
+    assert list((tmp_path / "spool").iterdir()) == []
 
 
 def test_a_ledger_that_cannot_be_is_said_once_and_kept_for(tmp_path: Path) -> None:

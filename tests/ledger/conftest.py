@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
 from tests import postgres
-
-
-@pytest.fixture(scope="session")
-def a_postgresql() -> Iterator[postgres.Server | None]:
-    """One server for all tests, where the machine has one."""
-    if postgres.why_not():
-        yield None
-        return
-    with postgres.serving() as running:
-        yield running
 
 
 @pytest.fixture
