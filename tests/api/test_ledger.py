@@ -119,6 +119,19 @@ def test_named_phases_cover_nearly_all_of_every_request(place: Path) -> None:
     assert max(shares) <= 0.01
 
 
+def test_what_a_grammar_forces_has_a_name_too(place: Path) -> None:
+    """Hundreds of forced tokens take several steps, the first of which draw nothing."""
+    forced = "the river runs " * 30
+    with serving(ledger=str(place), loader="tests.api.stand:load_slow", step_tokens=64) as server:
+        body = {**CHAT, "max_tokens": 600, "guided_regex": f"{forced}[a-c]"}
+        answer = server.post("/v1/chat/completions", body).json()
+        [row] = when(place, 1)
+    assert answer["choices"][0]["message"]["content"][:-1] == forced
+    assert row["decode_steps"] >= 4
+    assert row["other_us"] <= 0.01 * row["e2e_us"]
+    assert row["prompt_tokens"] == answer["usage"]["prompt_tokens"]
+
+
 def flood(server: Running, count: int, together: int) -> None:
     def one(at: int) -> None:
         body = {"model": "stand", "prompt": f"number {at} " * (at % 9), "max_tokens": 1 + at % 12, "stream": at % 2 > 0}
