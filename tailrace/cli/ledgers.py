@@ -37,7 +37,7 @@ def opened(given: str | None, *, read_only: bool = True) -> Ledger:
 
     meant = place.default() if given is None else given
     if meant == place.OFF:
-        raise InvalidInput("TAILRACE_LEDGER is off: name a ledger with --ledger", param="ledger")
+        raise InvalidInput("no ledger is kept where nothing is said: name one with --ledger", param="ledger")
     return Ledger(meant, read_only=read_only, patient=True)
 
 

@@ -19,8 +19,12 @@ def data_home() -> Path:
 
 
 def default() -> str:
-    """The ledger where nothing is said: what the environment says (TAILRACE_LEDGER), else a file of the user's."""
-    return os.environ.get(VARIABLE) or str(data_home() / "ledger.db")
+    """The ledger where nothing is said: what the environment says (TAILRACE_LEDGER), else a file of the user's; "off"
+    for a user without a home."""
+    try:
+        return os.environ.get(VARIABLE) or str(data_home() / "ledger.db")
+    except RuntimeError:
+        return OFF
 
 
 def sqlite_path(url: str) -> Path | None:
