@@ -42,43 +42,50 @@ HOURS = 24 * 90
 
 
 def run(command: str, repeats: int) -> None:
-    """Prints processor seconds a token, pair by pair, and the median of the ratios with a bootstrap interval."""
+    """Prints processor seconds a token, pair by pair: of everything, and of the API process alone, in which the ledger is
+    (two engines differ by how their memory happens to lie). Medians with bootstrap intervals."""
     rng = random.Random(0)
     micros = events()
     with tempfile.TemporaryDirectory() as folder:
         servers: list[Server] = []
-        ratios, bare = [], []
+        ratios, shares, bare = [], [], []
         try:
             servers += [
                 Server("on", f"{command} --ledger {folder}/ledger.db"),
                 Server("off", f"{command} --ledger off"),
             ]
-            print(f"{'on, µs a token':>16}{'off':>8}{'on / off':>10}")
+            print(f"{'µs a token: on':>15}{'off':>8}{'on / off':>10}{'API on':>9}{'off':>7}{'more, of all':>14}")
             for turn in range(repeats + 1):
                 prompts = [" ".join(rng.choices(WORDS, k=TOKENS - 1)) for _ in range(STREAMS)]
                 order = servers if turn % 2 else servers[::-1]
                 took = {server.label: _turn(server, prompts) for server in order}
                 if turn:  # the first one is to warm up
-                    ratios.append(took["on"] / took["off"])
-                    bare.append(took["off"])
-                    print(f"{took['on']:16.0f}{took['off']:8.0f}{ratios[-1]:10.3f}", flush=True)
+                    on, off = sum(took["on"]), sum(took["off"])
+                    ratios.append(on / off)
+                    shares.append((took["on"][0] - took["off"][0]) / off)
+                    bare.append(off)
+                    print(f"{on:15.0f}{off:8.0f}{ratios[-1]:10.3f}{took['on'][0]:9.0f}{took['off'][0]:7.0f}"
+                          f"{shares[-1]:14.2%}", flush=True)  # fmt: skip
         finally:
             for server in servers:
                 server.stop()
     low, high = interval(ratios)
-    share = micros / statistics.median(bare)
     print(
         f"Ledger on against off: {statistics.median(ratios):.4f} ({low:.4f} to {high:.4f}, 95 %, {len(ratios)} pairs)"
     )
-    print(f"Events: {micros:.2f} µs a token, {share:.2%} of all that a token takes")
+    low, high = interval(shares)
+    print(f"Of that in the API process: {statistics.median(shares):.2%} of all ({low:.2%} to {high:.2%})")
+    print(f"Events: {micros:.2f} µs a token, {micros / statistics.median(bare):.2%} of all that a token takes")
 
 
-def _turn(server: Server, prompts: list[str]) -> float:
-    """Processor microseconds of a server and its engine for each token of the answers."""
-    pids = [server.process.pid, *children(server.process.pid)]
-    before = sum(map(spent, pids))
+def _turn(server: Server, prompts: list[str]) -> tuple[float, float]:
+    """Processor microseconds of a server and of its engine for each token of the answers."""
+    pids = [server.process.pid, children(server.process.pid)[0]]
+    before = list(map(spent, pids))
     together(server.port, server.model, prompts, TOKENS)
-    return 1e6 * (sum(map(spent, pids)) - before) / (STREAMS * TOKENS)
+    time.sleep(1)  # what the answers leave to be done is done
+    api, engine = (1e6 * (spent(pid) - was) / (STREAMS * TOKENS) for pid, was in zip(pids, before, strict=True))
+    return api, engine
 
 
 def interval(values: list[float], rounds: int = 2000) -> tuple[float, float]:
