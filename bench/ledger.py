@@ -42,8 +42,8 @@ HOURS = 24 * 90
 
 
 def run(command: str, repeats: int) -> None:
-    """Prints processor seconds a token, pair by pair: of everything, and of the API process alone, in which the ledger is
-    (two engines differ by how their memory happens to lie). Medians with bootstrap intervals."""
+    """Prints processor seconds a token, pair by pair: of everything, and of the API process alone, in which the ledger
+    is (two engines differ by how their memory happens to lie). Medians with bootstrap intervals."""
     rng = random.Random(0)
     micros = events()
     with tempfile.TemporaryDirectory() as folder:
