@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tailrace.ledger import place, slo
-from tailrace.ledger.record import Note, Refusal, label
+from tailrace.ledger.record import Note, Refusal, label, server_fault
 
 if TYPE_CHECKING:
     from tailrace.api.errors import HttpError
@@ -86,7 +86,10 @@ class Accounts:
         """A request got an error; the ledger has it already where the engine had it. A stranger's is nobody's."""
         if self.writer is None or exchange.booked or exchange.caller is None or endpoint not in COUNTED:
             return
-        note = Note(**self._of(exchange, endpoint, "", self._slo))
+        facts = self._of(exchange, endpoint, "", self._slo)
+        if not server_fault(error.status):
+            facts["workload"] = ""  # whoever sends nonsense makes few rows of it
+        note = Note(**facts)
         seconds = time.monotonic() - exchange.received
         self.writer.refused(Refusal(note, error.status, error.code or "", seconds))
 
