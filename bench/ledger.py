@@ -152,9 +152,9 @@ def _mixed(server: Server, at: int) -> int:
     """One request: chat or completion, streamed or not, several answers, stop strings, shared beginnings; every
     fiftieth client leaves in the middle."""
     rng = random.Random(at)
-    words = " ".join(rng.choices(WORDS, k=rng.choice((3, 20, 20, 60, 250))))
+    words = " ".join(rng.choices(WORDS, k=250 if at % 40 == 0 else rng.choice((3, 10, 20, 60))))
     text = f"{' '.join(WORDS * 4)} {words}" if at % 5 == 0 else words
-    body: dict[str, Any] = {"model": server.model, "max_tokens": rng.randrange(1, 25), "stream": at % 2 == 0}
+    body: dict[str, Any] = {"model": server.model, "max_tokens": rng.randrange(1, 16), "stream": at % 2 == 0}
     body |= {"temperature": rng.choice((0, 1)), "ignore_eos": at % 3 == 0}
     path = "/v1/completions"
     if at % 4 == 0:
@@ -166,10 +166,17 @@ def _mixed(server: Server, at: int) -> int:
         body["n"] = 2
     if at % 7 == 0:
         body["stop"] = [" the", "\n"]
+    while (status := _ask(server, path, body, leave=at % 50 == 49)) == 503:
+        time.sleep(1)
+    return status
+
+
+def _ask(server: Server, path: str, body: dict[str, Any], *, leave: bool) -> int:
+    """The status of the answer; 0 for a client that does not wait for it."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
     try:
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-        if at % 50 == 49:
+        if leave:
             time.sleep(0.05)
             return 0
         response = connection.getresponse()
@@ -187,7 +194,7 @@ def run_rows(count: int) -> None:
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         place = f"{folder}/ledger.db"
         ledger = Ledger(place)
-        made = _made(count)
+        made = made_rows(count)
         begin, used = time.perf_counter(), time.process_time()
         slowest, written = float("inf"), 0
         mark = begin
@@ -204,18 +211,16 @@ def run_rows(count: int) -> None:
               f"{1e6 * used / count:.0f} µs of a processor and {size / count:.0f} bytes each")  # fmt: skip
         for options in (["--by", "key"], ["--by", "model,workload"], ["--by", "day"], ["--since", "45d"]):
             print(f"tailrace usage {' '.join(options)}: {_timed('usage', place, options):.2f} s")
-        for options in (["--slowest", "20"], ["--slowest", "20", "--since", "7d"], [batch_name(place)]):
+        for options in (["--slowest", "20"], ["--slowest", "20", "--since", "7d"], [a_request(place)]):
             print(f"tailrace explain {' '.join(options)}: {_timed('explain', place, options):.2f} s")
         print(f"tailrace ledger rebuild: {_timed('ledger', place, ['rebuild']):.2f} s")
         print(f"memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
 
 
-def batch_name(place: str) -> str:
-    """A request of the middle."""
+def a_request(place: str) -> str:
+    """A request that is there."""
     with contextlib.closing(sqlite3.connect(place)) as connection:
-        row = connection.execute(
-            "SELECT request FROM tailrace_requests WHERE seq > (1 << 32) + 4321 LIMIT 1"
-        ).fetchone()
+        row = connection.execute("SELECT request FROM tailrace_requests ORDER BY seq LIMIT 1 OFFSET 321").fetchone()
     return str(row[0])
 
 
@@ -229,7 +234,7 @@ def _timed(command: str, place: str, options: list[str]) -> float:
     return best
 
 
-def _made(count: int) -> Iterator[Record]:
+def made_rows(count: int) -> Iterator[Record]:
     """Rows of 20 keys, 10 tenants, 2 models and 5 workloads, as they would have come over 90 days."""
     rng = random.Random(1)
     first = int(time.time()) - HOURS * 3600
