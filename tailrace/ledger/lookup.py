@@ -17,6 +17,10 @@ MOST_AHEAD = 500
 """Requests that are looked at for who was before one."""
 
 
+LONGEST = 900
+"""Seconds; one that ran on for longer after the other's admission is not looked for."""
+
+
 class Neighbour(msgspec.Struct, frozen=True):
     """Another request of the same server. Seconds; `overlap` of its run with the other's wait."""
 
@@ -102,6 +106,7 @@ def _ahead(connection: sa.Connection, run: int, record: Record) -> list[Neighbou
         sa.select(table.request, table.key, table.prompt_tokens, table.output_tokens, table.received, table.queued_us,
                   table.ended)
         .where(table.seq >= run << BITS, table.seq < (run + 1) << BITS, table.ended > begun,
+               table.ended < until + LONGEST * MICRO,
                table.queued_us.is_not(None), table.received + table.queued_us < until, table.request != record.request)
         .order_by(table.ended)
         .limit(MOST_AHEAD)

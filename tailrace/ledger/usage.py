@@ -96,19 +96,29 @@ def _rows(connection: sa.Connection, by: list[str], span: Span) -> list[Any]:
     return [row for row in found if row.requests]
 
 
-def _pieces(span: Span, kept: float) -> list[tuple[sa.Table, float | None, float | None]]:
-    """Which table tells of which part of a span: rows where it begins or ends within an hour, as far as there are
-    rows."""
+Piece = tuple[sa.Table, float | None, float | None]
+
+
+def _pieces(span: Span, kept: float) -> list[Piece]:
+    """Which table tells of which part of a span: rows where it begins or ends within an hour, or that hour's sum where
+    its rows are not all there any more."""
+
+    def within(begin: float, end: float) -> Piece:
+        hour = begin // HOUR * HOUR
+        return (REQUESTS, begin, end) if begin >= kept else (USAGE, hour, hour + HOUR)
+
     since, until = span.since, span.until
     first = since if since is None else -(-since // HOUR) * HOUR
     last = until if until is None else until // HOUR * HOUR
-    if since is not None and until is not None and first is not None and last is not None and first >= last:
-        return [(REQUESTS, since, until)]
-    pieces: list[tuple[sa.Table, float | None, float | None]] = [(USAGE, first, last)]
-    if since is not None and first != since:
-        pieces.append((REQUESTS, since, first) if since >= kept else (USAGE, since // HOUR * HOUR, first))
-    if until is not None and last != until:
-        pieces.append((REQUESTS, last, until))
+    if since is not None and until is not None and since // HOUR == until // HOUR:
+        return [within(since, until)]
+    pieces: list[Piece] = []
+    if first is None or last is None or first < last:
+        pieces.append((USAGE, first, last))
+    if since is not None and first is not None and first != since:
+        pieces.append(within(since, first))
+    if until is not None and last is not None and last != until:
+        pieces.append(within(last, until))
     return pieces
 
 

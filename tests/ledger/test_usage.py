@@ -70,7 +70,8 @@ def test_where_rows_are_deleted_the_hour_s_sum_stands_for_them(ledger: Ledger) -
         pass
     assert sum(line.requests for line in usage(ledger, ["key"])) == 144
     whole_hour = usage(ledger, [], Span(NOW + 1, NOW + 2 * HOUR))
-    assert whole_hour[0].requests == 4  # that of NOW too: nothing tells its rows apart any more
+    assert whole_hour[0].requests == 6  # those of NOW and two hours later too: nothing tells rows apart any more
+    assert [usage(ledger, [], Span(*span))[0].requests for span in ((NOW + 1, NOW + 2), (None, NOW + 1))] == [2, 2]
     ledger.close()
 
 
