@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -138,13 +140,18 @@ def begin(settings: Settings, ready: Ready, started: float, report: Callable[[st
         return Ledger(given)
 
     keep = (settings.ledger_retention, settings.ledger_rows)
-    spool = spool_of(given) if settings.ledger_spool is None else Path(settings.ledger_spool).expanduser()
+    spool = spool_of(given, settings.ledger_spool)
     writer = Writer(open_ledger, run, spool, keep_seconds=keep[0], keep_rows=keep[1], report=report)
     writer.start()
     return writer
 
 
-def spool_of(given: str) -> Path:
-    """Where what a ledger lacks waits for it: beside its file, or where a user's data lies."""
+def spool_of(given: str, folder: str | None) -> Path:
+    """Where what a ledger lacks waits for it: beside its file, else in the folder, or where a user's data lies. No two
+    ledgers have the same place, since a server takes over what others have left there."""
     path = place.ledger_file(given)
-    return path.with_name(path.name + ".spool") if path is not None else place.data_home() / "spool"
+    if folder is None and path is not None:
+        return path.with_name(path.name + ".spool")
+    name = str(path.absolute()) if path is not None else re.sub(r"://([^:@/]*):[^@/]*@", r"://\1@", given)
+    above = place.data_home() / "spool" if folder is None else Path(folder).expanduser()
+    return above / hashlib.sha256(name.encode()).hexdigest()[:16]

@@ -12,6 +12,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
+from tailrace.api.accounts import spool_of
 from tests import postgres
 from tests.api.conftest import Running, serving, until
 
@@ -153,6 +154,13 @@ def test_a_killed_servers_rows_are_there_once_and_the_next_one_goes_on(place: Pa
     assert sorted(row["request"] for row in rows(place)) == sorted(answered)
 
 
+def test_no_two_ledgers_have_the_same_spool(tmp_path: Path) -> None:
+    places = ["a.db", "b.db", "postgresql://ada@h/db", "postgresql://ada@h/db2", "postgresql://h/db?host=/x"]
+    for folder in (None, str(tmp_path)):
+        assert len({spool_of(place, folder) for place in places}) == len(places)
+    assert spool_of("postgresql://ada:one@h/db", None) == spool_of("postgresql://ada:two@h/db", None)
+
+
 def test_postgresql_will_do_and_may_come_later(postgresql: postgres.Server, tmp_path: Path) -> None:
     import psycopg
 
@@ -176,7 +184,8 @@ def test_postgresql_will_do_and_may_come_later(postgresql: postgres.Server, tmp_
         answered += [server.post("/v1/chat/completions", CHAT).json()["id"]]
         until(lambda: ids() == answered, "all to be there")
         assert server.finish() == 0
-    assert list((tmp_path / "spool").iterdir()) == []
+    [own] = (tmp_path / "spool").iterdir()
+    assert list(own.iterdir()) == []
 
 
 def test_a_ledger_that_cannot_be_is_said_once_and_kept_for(tmp_path: Path) -> None:
