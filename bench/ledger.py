@@ -36,7 +36,6 @@ from tailrace.ledger.book import Book
 from tailrace.ledger.record import Record
 from tailrace.terms import Event, EventKind
 
-SUM_REQUESTS = 10_000
 HOURS = 24 * 90
 """Over which made rows are spread."""
 
@@ -116,7 +115,7 @@ def events(steps: int = 2000) -> float:
     return 1e6 * statistics.median(pairs) / (steps * STREAMS)
 
 
-def run_sum(command: str, count: int = SUM_REQUESTS) -> None:
+def run_sum(command: str, count: int) -> None:
     """Prints what the ledger says of so many real requests."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "ledger.db"
