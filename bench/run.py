@@ -85,6 +85,9 @@ BENCHES: dict[str, tuple[str, str, Callable[[Any, Setting], None]]] = {
     "embeddings": ("embeddings", "Embeddings", _embeddings),
     "serve": ("serve", "Through HTTP", lambda m, s: m.run(s.servers, s.workloads(m.WORKLOADS), s.args.repeats)),
     "apishare": ("apishare", "The API's share", lambda m, s: m.run(s.ours, max(5, s.args.repeats))),
+    "ledger": ("ledger", "The ledger's cost", lambda m, s: m.run(s.ours, max(30, s.args.repeats))),
+    "ledgersum": ("ledger", "Many requests in the ledger", lambda m, s: m.run_sum(s.drafting, s.args.requests)),
+    "ledgerrows": ("ledger", "Rows of the ledger", lambda m, s: m.run_rows(s.args.rows)),
     "drafts": ("drafts", "Drafts", lambda m, s: m.run(s.drafting, max(9, s.args.repeats))),
     "lora": ("lora", "LoRA adapters", lambda m, s: m.run(s.model, s.args.threads, s.args.kernels, s.args.repeats)),
     "start": ("start", "Start", lambda m, s: m.run(s.servers, s.args.model, s.args.starts)),
@@ -113,10 +116,13 @@ def main() -> None:
     )
     p.add_argument("--workloads", default=None, help="serve, shapes, kvdisk: a comma-separated choice")
     p.add_argument("--repeats", type=int, default=3, help="runs of each workload, or turns")
+    p.add_argument("--requests", type=int, default=10_000, help="ledgersum: requests")
+    p.add_argument("--rows", type=int, default=1_000_000, help="ledgerrows: rows")
     p.add_argument("--starts", type=int, default=10, help="start: starts of each server")
     p.add_argument("--shapes", default="llama-1b-q4_0,llama-1b-q8_0", help="shapes: or mistral-7b-q4_0, ...-q8_0")
     setting = Setting(p.parse_args())
     chosen = setting.args.what or USUAL
+    os.environ.setdefault("TAILRACE_LEDGER", "off")  # the user's own is not for this
     os.chdir(Path(__file__).resolve().parent.parent)
     for name, (file, heading, run) in BENCHES.items():
         if name in chosen:

@@ -70,7 +70,7 @@ class EventKind(enum.StrEnum):
     LOADING = "loading"  # engine: `cached` more tokens are to be loaded from `tier`; `predicted`, `computing` seconds
     LOADED = "loaded"  # engine: so many `cached` tokens were, and need no computing; `cause`: why no more; one a `tier`
     DECLINED = "declined"  # engine: admitted without what a tier may have; `cause` says why, the rest as for LOADING
-    CHUNK = "chunk"  # engine: a step [begin, at] computed `computed` of its prompt tokens
+    CHUNK = "chunk"  # engine: a step [begin, at] computed `computed` of its prompt tokens, or `rows` of forced output
     TOKEN = "token"  # engine: a step [begin, at] gave it `computed` output tokens
     STALLED = "stalled"  # engine: a step [begin, at] left it out; `cause` says why
     PREEMPTED = "preempted"  # engine: lost its pages, with `computed` tokens in them; `cause` says why
@@ -81,7 +81,10 @@ class EventKind(enum.StrEnum):
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
     """One thing that happened to one request at one time. `predicted` and `computing` are the seconds that loading from
-    `tier` and computing the same tokens are expected to take; `computing` is 0 where it is not known."""
+    `tier` and computing the same tokens are expected to take; `computing` is 0 where it is not known. `rows` are tokens
+    that a step computed for output, where that is not one (or, beside the CHUNK of the prompt's end, none). `missed`
+    says of an ADMITTED why no more of its prompt was cached: it is "new", it was forgotten (see
+    `kv.prefix.PrefixIndex.why_absent`), "scoring", or the cache is "off"; "" where all was that can be."""
 
     request: str
     kind: EventKind
@@ -93,3 +96,5 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     predicted: float = 0.0
     computing: float = 0.0
     tier: str = ""
+    rows: int = 0
+    missed: str = ""

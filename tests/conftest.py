@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tailrace.models import catalogue
+from tests import postgres
+
+os.environ["TAILRACE_LEDGER"] = "off"  # no test writes to the tester's own ledger
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +34,13 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def a_postgresql() -> Iterator[postgres.Server | None]:
+    """One server for all tests, where the machine has one."""
+    if postgres.why_not():
+        yield None
+        return
+    with postgres.serving() as running:
+        yield running

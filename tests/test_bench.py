@@ -7,12 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import kernels, kv, quality, shapes
+from bench import kernels, kv, ledger, quality, shapes
 from tailrace.backends import Format
 from tailrace.backends.cpu import CpuBackend, available_kernels
 from tailrace.backends.cpu.store import pack
 from tailrace.backends.reference import ReferenceBackend, dequantize
 from tailrace.engine.assets import open_model
+from tailrace.ledger.run import Run
+from tailrace.ledger.store import Ledger
+from tailrace.ledger.usage import usage
 from tailrace.models import load_model, open_checkpoint
 from tailrace.models.rope import RopeConfig, build_rope
 from tests.batches import logits_of
@@ -84,3 +87,16 @@ def test_the_prefix_index_is_measured_under_every_policy(
     for row in rows.values():
         assert all(float(number.replace(",", "")) > 0 for number in row[:3])
         assert float(row[3].rstrip(",")) < 2
+
+
+def test_what_the_ledgers_benchmark_writes_are_rows(tmp_path: Path) -> None:
+    made = Ledger(str(tmp_path / "ledger.db"))
+    made.write(Run("made", 0), list(enumerate(ledger.made_rows(500), 1)), 0)
+    assert sum(line.requests for line in usage(made, ["key", "model"])) == 500
+    made.close()
+    assert ledger.a_request(str(tmp_path / "ledger.db")).startswith("chatcmpl-")
+
+
+def test_an_interval_of_a_median_holds_it() -> None:
+    low, high = ledger.interval([1.0, 1.01, 1.02, 1.03, 1.5])
+    assert 1.0 <= low <= 1.02 <= high <= 1.5

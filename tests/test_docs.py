@@ -36,10 +36,17 @@ def blocks() -> list[Block]:
 
 
 @pytest.fixture(scope="module")
-def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server's ledger is."""
+    return tmp_path_factory.mktemp("ledger") / "ledger.db"
+
+
+@pytest.fixture(scope="module")
+def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory, ledger: Path) -> Iterator[str]:
     """`tailrace serve` with the default model and a content store on a free port; its URL."""
     command = [sys.executable, "-m", "tailrace.cli", "serve", "--port", "0", "--kv-tokens", "4096", "--no-log-requests"]
     command += ["--content-store", f"sqlite:////{tmp_path_factory.mktemp('content')}/content.db"]
+    command += ["--ledger", str(ledger)]
     clean = {name: value for name, value in os.environ.items() if name != "TAILRACE_API_KEY"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=clean) as child:
         assert child.stdout is not None
@@ -66,12 +73,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("block", blocks(), ids=lambda block: block.place)
-def test_the_snippet_runs(block: Block, server: str, folder: Path) -> None:
+def test_the_snippet_runs(block: Block, server: str, folder: Path, ledger: Path) -> None:
     code = block.code.replace("http://127.0.0.1:8000", server).replace("tailrace chat", f"tailrace chat --url {server}")
     code = code.replace("tailrace generate", f"tailrace generate --url {server}")
     command = ["bash", "-euo", "pipefail", "-c", code] if block.language == "bash" else [sys.executable, "-c", code]
     path = os.pathsep.join([str(folder / "bin"), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), *sys.path]))}
+    environment = {
+        **os.environ,
+        "TAILRACE_LEDGER": str(ledger),
+        "PATH": path,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), *sys.path])),
+    }
     ended = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
     )

@@ -271,6 +271,7 @@ async def metrics(service: Service, exchange: Exchange) -> None:
     service.settle()
     service.metrics.limits(service.guard.limited)
     service.metrics.content = service.stored()
+    service.metrics.ledger = service.accounts.numbers()
     counts = client.gauges.adapters
     service.metrics.adapters = {one.name: counts.get(one.id, (0, 0)) for one in service.adapters.all}
     service.metrics.max_adapters = service.settings.max_loras

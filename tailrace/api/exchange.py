@@ -142,6 +142,8 @@ class Exchange:
     key: bytes | None = None  # sent in a header of another API's, instead of authorization
     status: int = 0
     received: float = field(default_factory=time.monotonic)
+    booked: bool = False  # the engine has got it, and so its events tell all that becomes of it
+    waited: float = 0.0  # seconds for which its answer waited until the client read
     whole: bool = False  # all of the body has come
     ended: bool = False  # all of the answer is written
     held: int = 0  # bytes of the body that have come and are not read
@@ -357,10 +359,12 @@ class Exchange:
         """Waits until the client takes more."""
         if self.line.blocked_since:
             self._blocked = True
+            since = time.monotonic()
             try:
                 await self.line.drained()
             finally:
                 self._blocked = False
+                self.waited += time.monotonic() - since
 
     def _end(self) -> None:
         self.ended = True

@@ -150,6 +150,8 @@ class Metrics:
         self._ttft = self.histograms["time_to_first_token_seconds"]
         self._itl = self.histograms["inter_token_latency_seconds"]
         self.limited: dict[tuple[str, str], int] = {}
+        self.ledger: dict[str, int] = {}
+        """Of the ledger, where there is one: `ledger.writer.Writer.numbers`."""
         self.content: dict[str, int] = {}
         """Of the content store, where there is one: bytes, limit_bytes, failures; and batch_lines that run."""
         self.slept = ("awake", 0, 0, 0.0)
@@ -536,6 +538,13 @@ class _Families:
             yield gauge("batch_lines_running", "Lines of batches that run.", content["batch_lines"])
             text = "What the content store could not do: it was full, or its database did not work."
             yield CounterMetricFamily("tailrace_content_failures", text, value=content["failures"])
+        if ledger := self._metrics.ledger:
+            yield CounterMetricFamily("tailrace_ledger_rows", "Rows written to the ledger.", value=ledger["rows"])
+            text = "Requests that could be written nowhere, and are not in the ledger."
+            yield CounterMetricFamily("tailrace_ledger_dropped", text, value=ledger["dropped"])
+            text = "Times that the ledger or its spool could not be written."
+            yield CounterMetricFamily("tailrace_ledger_failures", text, value=ledger["failures"])
+            yield gauge("ledger_waiting", "Requests that are on their way into the ledger.", ledger["waiting"])
         phases = CounterMetricFamily("tailrace_phase_seconds", "Time of ended requests, by phase.", labels=["phase"])
         for phase, seconds in self._metrics.totals.phases.items():
             phases.add_metric([phase.value], seconds)

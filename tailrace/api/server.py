@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from tailrace.api.connection import Connections
     from tailrace.api.service import Service
+    from tailrace.engine.client import EngineClient
+    from tailrace.ledger.writer import Writer
     from tailrace.text import Text
 
 TICK = 1.0
@@ -256,6 +258,7 @@ class Server:
         try:
             started = await self._start(service, loading)
             if started:
+                service.accounts.writer = self._account(client)
                 if service.batches is not None:
                     service.batches.start()
                 warming = asyncio.create_task(self._warm(service), name="warm")
@@ -270,6 +273,8 @@ class Server:
             listening.close()
             connections.close()
             await client.close()
+            if service.accounts.writer is not None:
+                await asyncio.to_thread(service.accounts.writer.close)
             if service.content is not None:
                 await service.content.close()
             await asyncio.sleep(0)
@@ -336,6 +341,14 @@ class Server:
             to_stderr(f"tailrace: {warning}")
         return True
 
+    def _account(self, client: EngineClient) -> Writer | None:
+        """Begins to keep the ledger."""
+        from tailrace.api import accounts
+
+        assert client.ready is not None
+        began = time.time() - (time.monotonic() - self._started)
+        return accounts.begin(self._settings, client.ready, began, to_stderr)
+
     async def _warm(self, service: Service) -> None:
         """Gets ready what only some requests need: those that come before do it themselves, or wait for it."""
         import asyncio
@@ -369,6 +382,7 @@ class Server:
             f"{name}: context {ready.max_context}, {kind},"
             f" weights {ready.weight_bytes / 2**20:.0f} MiB, {ready.kernels} kernels on {ready.threads} threads",
             *self._tiers(),
+            *self._ledger(),
             f"Serving on {url}  (OpenAI base URL: {url}/v1)",
             "Try:",
             f"  curl {url}{path}{key} -H 'Content-Type: application/json' -d '{body}'",
@@ -386,6 +400,14 @@ class Server:
             from tailrace.kv.tiers import valkey
 
             yield f"KV pages are shared through {valkey.check(settings.kv_valkey)}"
+
+    def _ledger(self) -> Iterator[str]:
+        """Where the ledger is."""
+        if self._settings.ledger is not None:
+            from tailrace.ledger import place
+
+            where = place.shown(self._settings.ledger)
+            yield f"Requests are accounted for in {where} (tailrace usage, cost, explain)"
 
     async def _housekeeping(self, service: Service, connections: Connections) -> None:
         import asyncio

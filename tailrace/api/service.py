@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 
 from tailrace.api.access.guard import Guard
+from tailrace.api.accounts import Accounts, fresh_name
 from tailrace.api.adapters import Adapters
 from tailrace.api.answers import Answers, Reading
 from tailrace.api.errors import HttpError, unavailable
@@ -100,6 +100,7 @@ class Service:
         self.inside = 0  # requests that need the engine, from when they were let in
         self.active_at = time.monotonic()  # when the last of them left
         self._sleeper: Sleeper | None = None
+        self.accounts = Accounts(self.settings)
         self._facts: dict[str, Mapping[str, Any]] = {}
         self._table: TokenBytes | None = None
         self._unfolded: list[Sequence[Event]] = []
@@ -124,6 +125,7 @@ class Service:
     def _closed(self, timeline: Timeline) -> None:
         facts = self._facts.pop(timeline.request, {})
         self.metrics.closed(timeline)
+        self.accounts.closed(timeline)
         if self.log_level == "off" and not self.guard.administered:
             return
         line = request_line(timeline, facts)
@@ -138,6 +140,7 @@ class Service:
 
     def refused(self, exchange: Exchange, error: HttpError, endpoint: str) -> None:
         """A request ended with an error: its line, by the id that the client was told."""
+        self.accounts.refused(exchange, error, endpoint)
         facts: dict[str, Any] = {"endpoint": endpoint, "http_request": exchange.id, "method": exchange.method}
         facts |= {**who(exchange), "status": error.status, "code": error.code, "param": error.param}
         facts["e2e_ms"] = round((time.monotonic() - exchange.received) * 1000, 3)
@@ -309,7 +312,7 @@ class Service:
         adapter = self.adapters.find(model)
         number = adapter.id if adapter is not None else 0
         table = self.table(self.text)
-        name = f"{prefix}{os.urandom(12).hex()}"
+        name = fresh_name(prefix)
         source = "messages" if start else "prompt"
         generation = Generation(asked.stream, None if asked.form is None else asked.form.param, source)
         hide = asked.echo and asked.max_tokens == 0
@@ -336,6 +339,7 @@ class Service:
         and so not to the log. Raises Overloaded or EngineDied."""
         choices = plan.generation.choices
         limits = self.settings.limits
+        bounds = self.accounts.bounds(exchange)
         if self.client.held + len(choices) > limits.in_flight:
             raise Overloaded(f"{self.client.held} requests are in flight; at most {limits.in_flight} are possible")
         if exchange.lease is not None:
@@ -352,6 +356,9 @@ class Service:
         facts = {key: value for key, value in facts.items() if value is not None}
         if choices[0].params.max_tokens:
             self.metrics.submitted(asked.n, choices[0].params.max_tokens)
+        if self.client.ready is not None:
+            self.book.parity = self.client.ready.parity
+        self.accounts.submitted(plan, exchange, endpoint, bounds)
         sent: list[str] = []
         try:
             for choice in choices:
@@ -370,8 +377,11 @@ class Service:
             self.book.discard(unsent)
             for request in unsent:
                 self._facts.pop(request, None)
+            self.accounts.withdrawn(unsent)
             self.delivered(sent)
             raise
+        finally:
+            exchange.booked = bool(sent)
 
     def delivered(self, requests: Sequence[str]) -> None:
         """The last byte is out, or nobody is there to take it."""
@@ -401,6 +411,7 @@ class Service:
             watcher.cancel()
             self.settle_lease(plan, exchange)
             self.client.abort(choice.request for choice in generation.choices if choice.finish is None)
+            self.accounts.delivered(generation.choices, exchange)
             self.delivered(requests)
 
     def settle_lease(self, plan: Plan, exchange: Exchange) -> None:

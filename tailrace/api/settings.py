@@ -192,6 +192,18 @@ class Settings:
     """Seconds after which it is deleted; 0 is never."""
     content_bytes: int = 1 << 30
     """Most bytes of it."""
+    ledger: str | None = field(default=None, repr=False)
+    """Path or URL of the database in which every request is accounted for (`ledger`); None: in none."""
+    ledger_spool: str | None = None
+    """Directory where what the ledger lacks waits for it; None: beside its file, or where a user's data lies."""
+    ledger_retention: float = 90 * 86400.0
+    """Seconds after which a request's row is deleted; its sums stay. 0 is never."""
+    ledger_rows: int = 1_000_000
+    """Most rows; the oldest go. 0 is no bound."""
+    slo: str = ""
+    """Bounds that every request is judged by, unless its headers have others: "ttft=0.5,tpot=0.05", in seconds."""
+    usd_per_hour: float | None = None
+    """What the machine costs an hour; None where that is not known."""
     loras: tuple[tuple[str, str], ...] = ()
     """Adapters that are loaded at the start: each one's name, by which requests ask for it, and its directory."""
     lora_dir: str | None = None
@@ -289,6 +301,7 @@ class Settings:
             templates.source_of(self.chat_template)
         self._check_content()
         self._check_adapters()
+        self._check_ledger()
         if self.backend not in ("cpu", "reference"):
             raise InvalidInput(f'backend must be "cpu" or "reference", not "{self.backend}"', param="backend")
 
@@ -372,6 +385,20 @@ class Settings:
             from tailrace.api.content import database
 
             database.check(self.content_store)
+
+    def _check_ledger(self) -> None:
+        if self.slo:
+            from tailrace.ledger import slo
+
+            slo.parse(self.slo)
+        if not 0 <= self.ledger_retention < 1e10:
+            raise InvalidInput("--ledger-retention is a time such as 90d, or 0 for no end", param="ledger_retention")
+        if self.ledger_rows < 0:
+            raise InvalidInput(f"--ledger-rows cannot be negative ({self.ledger_rows})", param="ledger_rows")
+        if self.ledger is not None:
+            from tailrace.ledger import place
+
+            place.ledger_file(self.ledger)
 
     def _check_access(self) -> None:
         if self.host not in LOOPBACK and not self.api_keys and self.keys is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import math
-import os
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from tailrace.api import schema
+from tailrace.api.accounts import fresh_name
 from tailrace.api.endpoints import read
 from tailrace.api.exchange import Exchange
 from tailrace.api.generation import Choice, Delta, Generation
@@ -438,7 +438,7 @@ async def _encode(
     HttpError."""
     text, _ = service.need()
     generation = Generation(stream=False, source=source)
-    name = _name("embd" if endpoint == "embeddings" else endpoint)
+    name = fresh_name("embd-" if endpoint == "embeddings" else f"{endpoint}-")
     prompt = [token for ids in texts.ids for token in ids]
     decoder = Detokenizer(service.table(text))
     choice = Reading(generation, 0, name, prompt, NOTHING, decoder, None, texts=texts)
@@ -511,10 +511,6 @@ def _floats(row: array[float]) -> bytes:
 
 def _usage(texts: Texts) -> dict[str, int]:
     return {"prompt_tokens": texts.tokens, "total_tokens": texts.tokens}
-
-
-def _name(prefix: str) -> str:
-    return f"{prefix}-{os.urandom(12).hex()}"
 
 
 def _model(service: Service, body: Common) -> str:

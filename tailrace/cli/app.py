@@ -7,7 +7,22 @@ from typing import Annotated
 
 import typer
 
-from tailrace.cli import chat, evaluate, generate, info, keys, kv, machine, options, pull, serve
+from tailrace.cli import (
+    chat,
+    cost,
+    evaluate,
+    explain,
+    generate,
+    info,
+    keys,
+    kv,
+    ledger,
+    machine,
+    options,
+    pull,
+    serve,
+    usage,
+)
 
 app = typer.Typer(
     name="tailrace",
@@ -49,6 +64,10 @@ app.command("serve")(options.command(options.SERVE, serve.run, serve.DOC))
 app.command("chat")(chat.command)
 app.command("generate")(generate.command)
 app.command("machine")(machine.command)
+app.command("usage")(usage.command)
+app.command("cost")(cost.command)
+app.command("explain")(explain.command)
+app.add_typer(ledger.app, name="ledger")
 app.add_typer(kv.app, name="kv")
 app.add_typer(evaluate.app, name="eval")
 app.add_typer(keys.app, name="keys")

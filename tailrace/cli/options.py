@@ -157,6 +157,17 @@ SERVE = Declaration(
                metavar="TIME"),
         Option("--content-bytes", str, "Most bytes of them: a number, or as in 500MB or 4GiB.", _CAPACITY, "1GiB",
                metavar="SIZE"),
+        Option("--ledger", str, "Where requests are accounted for, without their text: a file, postgresql://USER@HOST/"
+               "DATABASE (password: ~/.pgpass), or off. Default: TAILRACE_LEDGER, or ledger.db in "
+               "~/.local/share/tailrace.", _OTHER, metavar="PLACE"),
+        Option("--ledger-spool", str, "Directory where requests wait while the ledger cannot be written. Default: "
+               "beside its file, or ~/.local/share/tailrace/spool.", _OTHER, metavar="DIR"),
+        Option("--ledger-retention", str, "How long a request's row is kept: 90d, 12h; 0 for no end. Sums stay.",
+               _OTHER, "90d", metavar="TIME"),
+        Option("--ledger-rows", int, "Most rows of requests; 0 for no bound.", _OTHER, 1_000_000),
+        Option("--slo", str, "What every request is judged by, in seconds: ttft=0.5,tpot=0.05,e2e=20.", _OTHER,
+               metavar="BOUNDS"),
+        Option("--price", str, "File that says what this machine costs (docs/ledger.md).", _OTHER, metavar="FILE"),
         Option("--limit", str, "What a request may be at most: choices=8, body_bytes=1000000, stop_strings, logprobs "
                "and others (docs/keys.md); may be repeated.", _CAPACITY, many=True, metavar="NAME=NUMBER"),
         Option("--threads", int, "Compute threads. Default: one a core.", _COMPUTE),

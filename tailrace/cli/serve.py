@@ -109,7 +109,7 @@ def settings(values: Mapping[str, Any]) -> Settings:
         "kv_policy", "kv_ttl", "kv_tenant_share", "kv_disk", "kv_valkey", "kv_valkey_ttl", "kv_valkey_password_file",
         "kv_key_file", "kv_events", "kv_events_replay", "kv_events_key", "log_requests", "quiet", "template_args",
         "keys", "tls_cert", "tls_key", "log_prompts", "unknown_parameters", "tool_parser", "reasoning_parser",
-        "content_store", "wake_on_request", "lora_dir", "max_loras", "chat_template",
+        "content_store", "ledger_spool", "ledger_rows", "wake_on_request", "lora_dir", "max_loras", "chat_template",
     )  # fmt: skip
     return Settings(
         model=values["model"],
@@ -122,6 +122,10 @@ def settings(values: Mapping[str, Any]) -> Settings:
         cache_dir=values["cache"],
         kv_disk_bytes=size_of(values["kv_disk_bytes"], "kv_disk_bytes"),
         content_bytes=size_of(values["content_bytes"], "content_bytes"),
+        ledger=ledger_of(values["ledger"]),
+        ledger_retention=duration_of(values["ledger_retention"], "ledger_retention"),
+        slo=values["slo"] or "",
+        usd_per_hour=usd_per_hour(values["price"]),
         content_retention=duration_of(values["content_retention"], "content_retention"),
         timeouts=Timeouts(
             request=values["request_timeout"],
@@ -135,6 +139,26 @@ def settings(values: Mapping[str, Any]) -> Settings:
         ),
         **{name: values[name] for name in plain},
     )
+
+
+def ledger_of(given: str | None) -> str | None:
+    """The ledger that is meant: the user's own where nothing is said; None for none."""
+    from tailrace.ledger import place
+
+    meant = place.default() if given is None else given
+    return None if meant == place.OFF else meant
+
+
+def usd_per_hour(file: str | None) -> float | None:
+    """What a price file says of the machine. Raises InvalidInput where it says nothing."""
+    if file is None:
+        return None
+    from tailrace.ledger import price
+
+    found = price.read(Path(file)).usd_per_hour
+    if found is None:
+        raise InvalidInput(f"--price {file} has neither [rented] nor [owned]", param="price")
+    return found
 
 
 def adapters(given: Sequence[str]) -> tuple[tuple[str, str], ...]:

@@ -643,7 +643,16 @@ class EngineCore:
         scheduler.preempted.clear()
         for request in plan.admitted:
             self._builder.seat(request)
-            events.append(Event(request.id, EventKind.ADMITTED, now, cached=request.hit, cause=request.waited_for))
+            events.append(
+                Event(
+                    request.id,
+                    EventKind.ADMITTED,
+                    now,
+                    cached=request.hit,
+                    cause=request.waited_for,
+                    missed=request.missed if request.chain is not None else "off",
+                )
+            )
             if self._transfers is not None and request.loading is None:
                 events += self._without_load(request, now)
         if self._transfers is not None:
@@ -858,18 +867,27 @@ class EngineCore:
         begin, events, token_event = ended.begin, self._events, EventKind.TOKEN
         for chunk, row in ended.scored:
             self._score(chunk, row, result)
-        if ended.plan.decodes < len(ended.plan.chunks):
+        if ended.plan.decodes < len(ended.plan.chunks) or ended.plan.partial:
             done = {item.request.id for item in drawn}
             for chunk in ended.plan.chunks.values():
                 request = chunk.request
-                if not chunk.decode and (request.state is not State.FINISHED or request.id in done):
+                if request.state is State.FINISHED and request.id not in done:
+                    continue
+                if not chunk.decode:
                     events.append(Event(request.id, EventKind.CHUNK, at, begin, chunk.count))
+                elif not chunk.sample:
+                    events.append(Event(request.id, EventKind.CHUNK, at, begin, rows=chunk.rows))
         for request, cause in ended.stalled:
             if request.state is not State.FINISHED:
                 events.append(Event(request.id, EventKind.STALLED, at, begin, cause=cause))
         for item in drawn:
             request, finish = item.request, item.finish
-            events.append(Event(request.id, token_event, at, begin, 1 + len(item.forced) + len(item.guessed)))
+            rows = item.chunk.rows
+            if rows > 1 and item.chunk.decode:
+                count = 1 + len(item.forced) + len(item.guessed)
+                events.append(Event(request.id, token_event, at, begin, count, rows=rows))
+            else:
+                events.append(Event(request.id, token_event, at, begin, 1 + len(item.forced) + len(item.guessed)))
             if finish is not None:
                 events.append(Event(request.id, EventKind.FINISHED, at, cause=finish))
             self._outputs.append(self._output(item, result))

@@ -359,4 +359,5 @@ def load(spec: EngineSpec) -> Loaded:
             for group, count in zip(groups, pages, strict=True)
         ),
         adapters=tuple(adapted),
+        parity=config.attention_parity,
     )

@@ -145,6 +145,7 @@ class Loaded:
     unit: bool = False
     sigmoid: bool = False
     adapters: tuple[Adapted, ...] = ()
+    parity: float = 0.0
 
 
 Loader = Callable[[EngineSpec], Loaded]
@@ -454,6 +455,7 @@ def ready_message(spec: EngineSpec, loaded: Loaded, phases: dict[str, float]) ->
         unit=loaded.unit,
         sigmoid=loaded.sigmoid,
         adapters=list(loaded.adapters),
+        parity=loaded.parity,
     )
 
 

@@ -154,6 +154,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     unit: bool = False  # embeddings have length one
     sigmoid: bool = False  # scores are to be turned into 0..1
     adapters: list[Adapted] = []  # what has become of the spec's
+    parity: float = 0.0  # tokens of context at which attention to them is as much work as the rest; 0: not known
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -119,6 +119,7 @@ class Request:
         "loading",
         "lookup",
         "lost",
+        "missed",
         "offered",
         "pages",
         "params",
@@ -191,6 +192,7 @@ class Request:
         self.retry_step = 0  # not looked at again before this step
         self.blocked_on = b""  # the page that another request is computing for it
         self.cause = ""  # why it waits or was last left out
+        self.missed = ""  # why the admission found no more of its prompt: see `terms.Event.missed`
         self.waited_for = ""  # why it waited before it was admitted last
         self.preemptions = 0
         self.protected = False  # holds, or will get, all the pages it can ever need

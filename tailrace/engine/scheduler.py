@@ -575,6 +575,7 @@ class Scheduler:
                 request.cached = min(request.computed, request.prompt_len)
                 self.prefix_hits += request.cached
                 self.prefix_queries += request.prompt_len
+                request.missed = self._missed(request, request.chain, after)
             # known, but not to be used
             request.private = not self.windows and not hits and bool(self.index.match(request.chain, 1))
             alone = request.private or (request.protected and bool(self.windows))  # of no use to those that wait
@@ -591,6 +592,12 @@ class Scheduler:
             self._claim = None
         elif self._claim is not None:
             self._behind_claim.add(request.id)
+
+    def _missed(self, request: Request, chain: PageChain, after: int) -> str:
+        """Why no more than so many pages of its prompt need no computing."""
+        if after >= min((request.prompt_len - 1) // PAGE_SIZE, len(chain)):
+            return ""
+        return "scoring" if request.scoring else self.index.why_absent(chain.digests[after]) or "new"
 
     def _open_windows(self, request: Request, hits: list[Node], after: int) -> None:
         """Its pages in the sliding groups: those of the hits that it goes on to see, those that will be loaded, and as

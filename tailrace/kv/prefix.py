@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,6 +24,8 @@ Digest = Callable[[bytes, bytes], bytes]
 CAUSES = ("pressure", "ttl", "quota", "reset")
 """Why a page is forgotten: room was needed, it had not been used for too long, its tenant had too many, or somebody
 asked."""
+REMEMBERED = 16_384
+"""Pages of which one knows still that they are forgotten, and why."""
 
 
 def root_digest(keys: Mapping[str, bytes]) -> bytes:
@@ -189,6 +192,7 @@ class PrefixIndex:
         self.evictions = dict.fromkeys(CAUSES, 0)  # ever
         self.visited = 0  # heap entries that evictions have looked at, ever
         self.listener: Listener | None = None
+        self._forgotten: OrderedDict[bytes, str] = OrderedDict()  # the latest ones, with the cause
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -211,6 +215,11 @@ class PrefixIndex:
         if self.windows:
             del path[self._usable(path) :]
         return path
+
+    def why_absent(self, digest: bytes) -> str:
+        """Why a page cannot be used that was known (a cause of `CAUSES`, or "window" where it is, but not those that
+        layers with windows need with it); "" where it never was, as far as one remembers."""
+        return "window" if digest in self._nodes else self._forgotten.get(digest, "")
 
     def _usable(self, path: Sequence[Node]) -> int:
         """After how many nodes of a path a sequence can go on. Each page that a window lacks rules out every place from
@@ -440,6 +449,9 @@ class PrefixIndex:
     def _forget(self, node: Node, cause: str) -> None:
         """An unpinned leaf is evicted."""
         self.evictions[cause] += 1
+        self._forgotten[node.digest] = cause
+        if len(self._forgotten) > REMEMBERED:
+            self._forgotten.popitem(last=False)
         self._remove(node)
 
     def _remove(self, node: Node) -> None:

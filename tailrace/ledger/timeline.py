@@ -59,9 +59,24 @@ class Timeline(msgspec.Struct, frozen=True):
     late_lookups: int  # times that a tier has not said in time what it has
     ttft: float | None  # received until the first token
     tpot: float | None  # mean seconds of each token after the first; None where there is none
+    admitted: float | None  # received until first admitted
     queue: float | None  # taken into the queue until first admitted
     prefill: float | None  # first admitted until the first token
     decode: float | None  # first token until the last
+    device: float = 0.0  # seconds of the steps that it took part in: its share, by the work that it put in...
+    device_prefill: float = 0.0  # ...of which for its prompt
+    cause: str = ""  # why it failed, where an event said
+    waited_for: str = ""  # what kept it in the queue when it was admitted first: slots, pages, budget, prefix, grammar
+    missed: str = ""  # why no more of its prompt was cached: see `terms.Event`
+    waiting_before: int = 0  # requests that waited when it joined them...
+    running_before: int = 0  # ...and that ran
+    prefill_beside: int = 0  # prompt tokens of others in the steps that computed its prompt
+    decode_beside: int = 0  # requests in the steps that gave it tokens, itself included, summed over the steps
+    stalls: dict[str, tuple[int, float]] = {}  # steps and seconds, by cause
+    slowed: dict[str, float] = {}  # seconds that others' prompts took of steps in which it had or wanted a token
+    gap: float = 0.0  # longest wait from one token to the next...
+    gap_at: float = 0.0  # ...which began so many seconds after it was received...
+    gap_cause: str = ""  # ...and what lay in it: "prompt ID", "stall CAUSE", "preempted"; "" for a step as any
     token_times: list[float] = []  # seconds since received, one a token, where asked for
     resumes: list[Resume] = []  # one a preemption
     load_declined: Resume | None = None  # what tiers offered, where it was first admitted without that
@@ -78,31 +93,46 @@ class Fold:
     __slots__ = (
         "admitted",
         "cached",
+        "cause",
         "closed",
         "computed",
         "cursor",
         "declined",
+        "decode_beside",
         "decode_steps",
+        "device",
+        "device_prefill",
         "finish",
         "fresh",
+        "gap",
+        "gap_cause",
+        "gap_end",
+        "hindrance",
         "keep_times",
         "last_token",
         "late_lookups",
         "left",
         "load_predicted",
         "loaded",
+        "missed",
         "outputs",
         "preemptions",
+        "prefill_beside",
         "prefill_steps",
         "queued",
         "received",
         "request",
         "resumes",
+        "running_before",
+        "slowed",
         "spent",
         "stalled_steps",
+        "stalls",
         "state",
         "times",
         "token_first",
+        "waited_for",
+        "waiting_before",
     )
 
     def __init__(self, request: str, *, keep_times: bool = False) -> None:
@@ -126,6 +156,20 @@ class Fold:
         self.resumes: list[Resume] = []
         self.left = 0.0  # when it was preempted, or its load began
         self.declined: Resume | None = None
+        self.device = self.device_prefill = 0.0
+        self.cause = self.waited_for = self.missed = ""
+        self.waiting_before = self.running_before = 0
+        self.prefill_beside = self.decode_beside = 0
+        self.stalls: dict[str, tuple[int, float]] = {}
+        self.slowed: dict[str, float] = {}
+        self.gap = self.gap_end = 0.0
+        self.gap_cause = ""
+        self.hindrance = ""  # what has lain between the last token and now
+
+    @property
+    def context(self) -> int:
+        """Tokens that have their KV."""
+        return self.cached + self.computed + self.outputs
 
     def add(self, event: Event) -> None:
         """Takes one event in."""
@@ -133,12 +177,19 @@ class Fold:
         if kind is EventKind.TOKEN:
             self._token(event)
         elif kind is EventKind.CHUNK:
-            self._step(event, Phase.PREFILL)
-            self.prefill_steps += 1
-            self.computed += event.computed
+            if event.computed:
+                self._step(event, Phase.PREFILL)
+                self.prefill_steps += 1
+                self.computed += event.computed
+            else:
+                self._step(event, Phase.DECODE)
+                self.decode_steps += 1
         elif kind is EventKind.STALLED:
             self._step(event, Phase.STALL)
             self.stalled_steps += 1
+            steps, seconds = self.stalls.get(event.cause, (0, 0.0))
+            self.stalls[event.cause] = (steps + 1, seconds + event.at - event.begin)
+            self.hindrance = f"stall {event.cause}"
         elif kind is EventKind.RECEIVED:
             self.received = self.cursor = event.at
         elif kind is EventKind.SUBMITTED:
@@ -191,10 +242,12 @@ class Fold:
             self.preemptions += 1
             self.state = Phase.QUEUE
             self.left = event.at
+            self.hindrance = "preempted"
             self.resumes.append(Resume(event.cause, event.computed))
         elif kind is EventKind.FINISHED or kind is EventKind.FAILED:
             self._spend(self.state if self.state in WAITS else Phase.OTHER, event.at)
             self.finish = self.finish or (event.cause if kind is EventKind.FINISHED else "error")
+            self.cause = self.cause or event.cause
             self.state = Phase.STREAM
         elif kind is EventKind.DELIVERED:
             self._spend(Phase.STREAM if self.state is Phase.STREAM else Phase.OTHER, event.at)
@@ -223,6 +276,8 @@ class Fold:
         if self.admitted is None:
             self.admitted = event.at
             self.cached = event.cached
+            self.waited_for = event.cause
+            self.missed = event.missed
         self._resume(away=event.at - self.left, ram=event.cached)
         self.fresh = True
         self.state = Phase.PREFILL
@@ -235,6 +290,10 @@ class Fold:
             self.state = Phase.DECODE
         else:
             self.decode_steps += 1
+            gap = event.at - self.last_token
+            if gap > self.gap:
+                self.gap, self.gap_end, self.gap_cause = gap, event.at, self.hindrance
+        self.hindrance = ""
         self.last_token = event.at
         self.outputs += event.computed
         if self.keep_times:
@@ -269,9 +328,24 @@ class Fold:
             late_lookups=self.late_lookups,
             ttft=first - self.received if first is not None else None,
             tpot=decode / (self.outputs - 1) if decode is not None and self.outputs > 1 else None,
+            admitted=self.admitted - self.received if self.admitted is not None else None,
             queue=self.admitted - self.queued if self.admitted is not None and self.queued is not None else None,
             prefill=first - self.admitted if first is not None and self.admitted is not None else None,
             decode=decode,
+            device=self.device,
+            device_prefill=self.device_prefill,
+            cause=self.cause,
+            waited_for=self.waited_for,
+            missed=self.missed,
+            waiting_before=self.waiting_before,
+            running_before=self.running_before,
+            prefill_beside=self.prefill_beside,
+            decode_beside=self.decode_beside,
+            stalls=dict(self.stalls),
+            slowed=dict(self.slowed),
+            gap=self.gap,
+            gap_at=self.gap_end - self.gap - self.received if self.gap else 0.0,
+            gap_cause=self.gap_cause,
             token_times=list(self.times),
             resumes=list(self.resumes),
             load_declined=self.declined,
@@ -317,6 +391,7 @@ def as_json(timeline: Timeline) -> dict[str, object]:
             "stalled": timeline.stalled_steps,
         },
         "preemptions": timeline.preemptions,
+        "device_ms": ms(timeline.device),
     }
     if timeline.load_predicted:
         body["kv_load"] = {

@@ -173,23 +173,14 @@ def fresh() -> Callable[..., Any]:
     return serving
 
 
-@pytest.fixture(scope="session")
-def a_postgresql() -> Iterator[postgres.Server | None]:
-    """One server for all tests, where the machine has one."""
-    if postgres.why_not():
-        yield None
-        return
-    with postgres.serving() as running:
-        yield running
-
-
 @pytest.fixture
 def postgresql(a_postgresql: postgres.Server | None) -> postgres.Server:
     """A PostgreSQL server without tables of ours."""
     if a_postgresql is None:
         pytest.skip(postgres.why_not())
     database = connect(a_postgresql.url, 1)
-    for table in ("content", "objects", "pieces", "batches", "results", "servers"):
+    tables = ("content", "objects", "pieces", "batches", "results", "servers", "ledger", "runs", "requests", "usage")
+    for table in tables:
         database.execute(f"DROP TABLE IF EXISTS tailrace_{table}")
     database.commit()
     database.close()

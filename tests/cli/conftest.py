@@ -28,6 +28,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {
         **clean, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "COLUMNS": "120", "NO_COLOR": "1",
         "TERM": "dumb", "TAILRACE_CACHE": str(tmp_path / "cache"), "TAILRACE_CATALOGUE": str(tmp_path / "none.toml"),
+        "TAILRACE_LEDGER": str(tmp_path / "ledger.db"),
     }  # fmt: skip
 
 

@@ -80,6 +80,26 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
     assert (made.limits.choices, made.limits.body_bytes, made.limits.prompts) == (4, 1000, 128)
 
 
+def test_the_ledger_is_the_users_own_unless_another_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TAILRACE_LEDGER", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert settings().ledger == str(tmp_path / "data" / "tailrace" / "ledger.db")
+    monkeypatch.setenv("TAILRACE_LEDGER", "elsewhere.db")
+    assert settings().ledger == "elsewhere.db"
+    assert settings("--ledger", "off").ledger is None
+    (tmp_path / "p.toml").write_text("[rented]\nusd_per_hour = 2.5\n")
+    made = settings(
+        "--ledger", "postgresql://ada:pw@h/db", "--ledger-spool", "s", "--ledger-retention", "2d", "--ledger-rows", "9",
+        "--slo", "ttft=0.5", "--price", str(tmp_path / "p.toml"),
+    )  # fmt: skip
+    assert (made.ledger, made.ledger_spool, made.ledger_retention) == ("postgresql://ada:pw@h/db", "s", 172_800)
+    assert (made.ledger_rows, made.slo, made.usd_per_hour) == (9, "ttft=0.5", 2.5)
+    assert "pw" not in repr(made)
+    (tmp_path / "p.toml").write_text("[api.x]\nusd_per_million_input = 1\nusd_per_million_output = 2\n")
+    with pytest.raises(InvalidInput, match="neither"):
+        settings("--price", str(tmp_path / "p.toml"))
+
+
 @pytest.mark.parametrize("text", ["choices", "choices=", "choices=-1", "choise=1", "choices=x", "=1"])
 def test_a_limit_that_is_none_is_refused_with_those_that_are(text: str) -> None:
     with pytest.raises(InvalidInput, match="--limit is NAME=NUMBER with one of connections, body_bytes, choices"):

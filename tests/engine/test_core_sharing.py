@@ -217,3 +217,27 @@ def test_a_preempted_twin_whose_pages_are_all_known_goes_on_at_once_as_itself(
     driver.assert_alone()
     assert driver.tokens["a"] == driver.tokens["b"]
     driver.assert_at_rest()
+
+
+def test_why_no_more_was_cached_is_said() -> None:
+    driver = Driver(config(kv_tokens=1024, max_running=1))
+
+    def missed(name: str, prompt: list[int], **options: object) -> str:
+        driver.submit(name, prompt, max_tokens=1, **options)  # type: ignore[arg-type]
+        driver.run()
+        [event] = [e for e in driver.events if e.request == name and e.kind is EventKind.ADMITTED]
+        return event.missed
+
+    prompt, other = STEM[:512], [(7 * at + 3) % 499 for at in range(1000)]
+    assert missed("first", prompt) == "new"
+    assert missed("again", prompt) == ""
+    assert missed("longer", [*prompt, *range(40)]) == "new"
+    assert missed("scored", prompt, prompt_logprobs=0) == "scoring"
+    assert missed("others", other) == "new"
+    assert missed("evicted", prompt) == "pressure"
+    driver.core.reset_prefix()
+    assert missed("reset", prompt) == "reset"
+    uncached = Driver(config(prefix_cache=False))
+    uncached.submit("r", prompt, max_tokens=1)
+    uncached.run()
+    assert [e.missed for e in uncached.events if e.kind is EventKind.ADMITTED] == ["off"]

@@ -128,6 +128,23 @@ def test_text_that_repeats_takes_fewer_steps() -> None:
     assert quick.tokens == plain.tokens
 
 
+@pytest.mark.parametrize("sizes", [{}, {"draft_tokens": 0}, {"step_tokens": 16}])
+def test_events_tell_of_every_token_that_was_computed(sizes: dict[str, int]) -> None:
+    driver = Driver(EngineConfig(kv_tokens=4096, **sizes), vocab=40, period=PERIOD, duration=lambda _batch: 1.0)
+    for n in range(3):
+        driver.submit(f"r{n}", [n, *range(20, 20 + PERIOD)], 120)
+    driver.run()
+    chunks = {(e.request, e.at) for e in driver.events if e.kind is EventKind.CHUNK}
+    told = 0
+    for event in driver.events:
+        if event.kind is EventKind.CHUNK:
+            told += event.computed or event.rows
+        elif event.kind is EventKind.TOKEN and (event.request, event.at) not in chunks:
+            told += event.rows or 1
+    assert told == driver.backend.computed
+    assert any(event.rows > event.computed for event in driver.events) is ("draft_tokens" not in sizes)
+
+
 def test_text_that_does_not_repeat_takes_the_same_steps() -> None:
     assert run(period=0, vocab=512).core.steps == run(period=0, vocab=512, draft_tokens=0).core.steps
 

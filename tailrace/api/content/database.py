@@ -6,13 +6,12 @@ SQL is written once, with ? for parameters. A connection belongs to one thread.
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import unquote
 
+from tailrace.ledger import place
 from tailrace.terms import InvalidInput, TailraceError
 
 VERSION = 1
@@ -63,10 +62,7 @@ class Database(Protocol):
 
 def check(url: str) -> None:
     """Raises InvalidInput where a URL is none of a content store."""
-    scheme, found, rest = url.partition("://")
-    if scheme == "sqlite" and found and rest.startswith("/") and len(rest) > 1 and not rest.endswith("/"):
-        return
-    if scheme in ("postgresql", "postgres") and rest:
+    if place.sqlite_path(url) is not None or place.is_postgresql(url):
         return
     raise InvalidInput(
         "--content-store is sqlite:///FILE (sqlite:////FILE from the root), or postgresql://USER@HOST/DATABASE",
@@ -77,9 +73,8 @@ def check(url: str) -> None:
 def connect(url: str, most_bytes: int) -> Database:
     """The database of a URL; nothing is opened yet. Raises InvalidInput."""
     check(url)
-    if url.startswith("sqlite"):
-        return Sqlite(Path(unquote(url.removeprefix("sqlite:///"))).expanduser(), most_bytes)
-    return Postgres(url)
+    path = place.sqlite_path(url)
+    return Postgres(url) if path is None else Sqlite(path, most_bytes)
 
 
 class Sqlite:
@@ -104,8 +99,7 @@ class Sqlite:
         if self._connection is not None:
             return self._connection
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
+            place.private_file(self._path)
         except OSError as error:
             raise StoreDown(f"{self._path} cannot be opened: {error.strerror}") from None
         try:

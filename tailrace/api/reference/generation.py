@@ -66,7 +66,10 @@ SAMPLING: dict[str, Parameter] = {
     "ignore_eos": row("vLLM's: the answer goes on after EOS", True, max_tokens=4),
     "user": USER_ROW,
     "metadata": differs(
-        "goes to the request's log line, and to the content store where the answer is stored", {}, LABELS
+        "goes to the request's log line, and to the content store where the answer is stored; its `workload` is what "
+        "the ledger calls the request's",
+        {},
+        LABELS,
     ),
     "priority": PRIORITY,
     "service_tier": differs(
