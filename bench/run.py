@@ -88,6 +88,7 @@ BENCHES: dict[str, tuple[str, str, Callable[[Any, Setting], None]]] = {
     "ledger": ("ledger", "The ledger's cost", lambda m, s: m.run(s.ours, max(30, s.args.repeats))),
     "ledgersum": ("ledger", "Many requests in the ledger", lambda m, s: m.run_sum(s.drafting, s.args.requests)),
     "ledgerrows": ("ledger", "Rows of the ledger", lambda m, s: m.run_rows(s.args.rows)),
+    "load": ("load", "The load generator", lambda m, s: m.run()),
     "drafts": ("drafts", "Drafts", lambda m, s: m.run(s.drafting, max(9, s.args.repeats))),
     "lora": ("lora", "LoRA adapters", lambda m, s: m.run(s.model, s.args.threads, s.args.kernels, s.args.repeats)),
     "start": ("start", "Start", lambda m, s: m.run(s.servers, s.args.model, s.args.starts)),

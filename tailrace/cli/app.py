@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tailrace.cli import (
+    bench,
     chat,
     cost,
     evaluate,
@@ -63,6 +64,7 @@ app.command("info")(info.command)
 app.command("serve")(options.command(options.SERVE, serve.run, serve.DOC))
 app.command("chat")(chat.command)
 app.command("generate")(generate.command)
+app.command("bench")(bench.command)
 app.command("machine")(machine.command)
 app.command("usage")(usage.command)
 app.command("cost")(cost.command)
