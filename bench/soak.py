@@ -228,7 +228,7 @@ class Faults:
         if self._shared is not None:
             self._spoil_shared(self._shared)
         files = [path for path in self._folder.iterdir() if path.suffix in (".seg", ".idx")]
-        for path in self._rng.sample(files, min(3, len(files))):
+        for path in self._rng.sample(files, min(1, len(files))):  # it has many pages
             with contextlib.suppress(FileNotFoundError):
                 kind = self._rng.choice(["deleted", "cut", "changed"])
                 if kind == "deleted":
