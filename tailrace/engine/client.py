@@ -463,6 +463,8 @@ class EngineClient:
                     self._end(events)
             case Heartbeat(gauges=gauges):
                 self._pulse.beat(now, message)
+                if self._pulse.stuck >= self._pulse.patience(self.bounds):  # it is told of at once
+                    asyncio.get_running_loop().call_soon(self._look)
                 self.gauges = gauges
                 self.baseline = self.baseline or gauges
             case Ready() if self.state == "starting":
@@ -563,14 +565,19 @@ class EngineClient:
             await asyncio.sleep(TICK)
             now = time.monotonic()
             late, before = now - before > 3 * TICK, now
-            if late or self.state not in ("starting", "ready") or self._process is None:
-                continue  # when this process itself was stopped, the engine is not to blame
-            if self._process.exit_code() is not None:
-                self._exited()
-                continue
-            wrong = self._pulse.verdict(now, self.bounds, held=bool(self._held))
-            if wrong is not None:
-                self._died(wrong)
+            if not late:  # when this process itself was stopped, the engine is not to blame
+                self._look()
+
+    def _look(self) -> None:
+        """Ends an engine with which something is wrong."""
+        if self.state not in ("starting", "ready") or self._process is None:
+            return
+        if self._process.exit_code() is not None:
+            self._exited()
+            return
+        wrong = self._pulse.verdict(time.monotonic(), self.bounds, held=bool(self._held))
+        if wrong is not None:
+            self._died(wrong)
 
     def _died(self, why: str) -> None:
         """Fails what the engine held, and arranges for the next one."""
