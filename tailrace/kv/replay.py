@@ -1,9 +1,7 @@
 """What the prefix index would have found of a recorded trace of requests, under each policy and in each size of pool.
 
-A trace is JSON lines in the format that Mooncake published: `timestamp` (milliseconds), `input_length` and
-`output_length` (tokens), and `hash_ids`, one number for each block of the prompt (the last may be partial). Prompts
-that have a number in common are alike up to the end of its block. A block is a page here: what an engine with smaller
-pages finds beyond whole blocks, and what it finds of its own outputs, a trace does not tell.
+A trace is as `trace` reads it. A block is a page here: what an engine with smaller pages finds beyond whole blocks, and
+what it finds of its own outputs, a trace does not tell.
 
 The index, the pool and the policies are those of an engine. A request holds all its full pages at once, and is done
 before the next one comes; at least one of its tokens is always computed.
@@ -17,33 +15,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import Annotated
-
-import msgspec
 
 from tailrace.kv.pages import PagePool
 from tailrace.kv.prefix import PageChain, PrefixIndex
 from tailrace.kv.retention import ATTENTION_PARITY, POLICIES, Policy, Used, make_policy
-from tailrace.terms import InvalidInput
+from tailrace.kv.trace import BLOCK_TOKENS, lines
 
 OPTIMAL = "optimal"
 REPLAYED = (*POLICIES, OPTIMAL)
 """What can be replayed: every policy, and the bound of them all."""
-BLOCK_TOKENS = 512
 REPORT_EVERY = 500
 """Requests between reports of progress."""
-
-Count = Annotated[int, msgspec.Meta(ge=0)]
-BlockId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-
-
-class Line(msgspec.Struct, frozen=True):
-    """One line of a trace."""
-
-    timestamp: Annotated[float, msgspec.Meta(ge=0)]
-    input_length: Annotated[int, msgspec.Meta(ge=1)]
-    output_length: Count
-    hash_ids: list[BlockId]
 
 
 @dataclass(frozen=True)
@@ -122,38 +104,12 @@ class Optimal:
 
 def read(path: Path, block_tokens: int = BLOCK_TOKENS) -> Trace:
     """The trace in a file. Raises InvalidInput, naming the line, where one is not as it should be."""
-    decode = msgspec.json.Decoder(Line).decode
     requests: list[Recorded] = []
-    last = 0.0
-    try:
-        with path.open("rb") as file:
-            for number, text in enumerate(file, 1):
-                try:
-                    line = decode(text)
-                    _check(line, last, block_tokens)
-                except (msgspec.DecodeError, ValueError) as error:
-                    raise InvalidInput(f"{path}, line {number}: {error}", param="trace") from error
-                last = line.timestamp
-                chain = PageChain(b"", 1)
-                chain.extend(array("i", line.hash_ids[: line.input_length // block_tokens]).tobytes())
-                requests.append(Recorded(line.timestamp / 1000, line.input_length, chain))
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read: {error.strerror}", param="trace") from error
-    if not requests:
-        raise InvalidInput(f"{path} has no requests in it", param="trace")
+    for line in lines(path, block_tokens):
+        chain = PageChain(b"", 1)
+        chain.extend(array("i", line.hash_ids[: line.input_length // block_tokens]).tobytes())
+        requests.append(Recorded(line.timestamp / 1000, line.input_length, chain))
     return Trace(requests, block_tokens)
-
-
-def _check(line: Line, last: float, block_tokens: int) -> None:
-    """ValueError where a line contradicts itself or the one before it."""
-    if line.timestamp < last:
-        raise ValueError(f"the timestamp {line.timestamp:g} is before that of the line above ({last:g})")
-    blocks = -(-line.input_length // block_tokens)
-    if len(line.hash_ids) != blocks:
-        raise ValueError(
-            f"{line.input_length} tokens are {blocks} blocks of {block_tokens}, but there are {len(line.hash_ids)} "
-            "hash_ids"
-        )
 
 
 def replay(
