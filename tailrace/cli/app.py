@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tailrace.cli import chat, evaluate, generate, info, keys, kv, machine, options, pull, serve
+from tailrace.cli import bench, chat, evaluate, generate, info, keys, kv, machine, options, pull, serve
 
 app = typer.Typer(
     name="tailrace",
@@ -48,6 +48,7 @@ app.command("info")(info.command)
 app.command("serve")(options.command(options.SERVE, serve.run, serve.DOC))
 app.command("chat")(chat.command)
 app.command("generate")(generate.command)
+app.command("bench")(bench.command)
 app.command("machine")(machine.command)
 app.add_typer(kv.app, name="kv")
 app.add_typer(evaluate.app, name="eval")

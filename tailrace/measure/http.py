@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import ssl
 from time import perf_counter
 from typing import Protocol, cast
@@ -17,6 +18,12 @@ from urllib.parse import urlsplit
 import httptools
 
 from tailrace.terms import InvalidInput, TailraceError
+
+
+def more_files() -> None:
+    """As many connections as the system lets one process have."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class Broken(TailraceError):

@@ -40,7 +40,9 @@ class Slo(msgspec.Struct, frozen=True):
         return all(value is None or value <= bound for value, bound in values)
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} <= {bound:g} s" for name, bound in self.bounds.items()) + f" for {self.share:.4g}"
+        return ", ".join(
+            f"{name} <= {bound:g} s" for name, bound in self.bounds.items()
+        ) + f" for {self.share:.4%}".replace(".0000%", "%")
 
 
 def parse(texts: Sequence[str], share: float = 0.95) -> Slo | None:

@@ -80,7 +80,7 @@ def summarise(run: Run, slo: Slo | None = None) -> Summary:
     """The summary of a run."""
     measured = run.measured
     good = [record for record in measured if record.outcome is Outcome.OK]
-    basis = "tokens" if good and all(map(metrics.by_token, good)) else "usage"
+    basis = "tokens" if metrics.by_token(good) else "usage"
     gaps = [metrics.gaps(record) for record in good]
     return Summary(
         requests=len(measured),

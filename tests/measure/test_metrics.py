@@ -68,11 +68,13 @@ def test_without_usage_no_tokens_are_made_up() -> None:
 
 
 def test_tokens_that_show_nothing_do_not_make_pieces_of_tokens() -> None:
-    assert metrics.by_token(record([1.0] * 100, tokens=102))
-    assert metrics.by_token(record([1.0], tokens=2))
-    assert not metrics.by_token(record([1.0] * 100, tokens=103))
-    assert not metrics.by_token(record([1.0] * 100, tokens=99))
-    assert not metrics.by_token(record([1.0], tokens=None))
+    odd = record([1.0] * 90, tokens=100)
+    assert metrics.by_token([odd, record([1.0] * 100)])
+    assert not metrics.by_token([odd])
+    assert metrics.by_token([record([1.0], tokens=2)])
+    assert not metrics.by_token([record([1.0] * 100, tokens=99)])
+    assert not metrics.by_token([record([1.0], tokens=None)])
+    assert not metrics.by_token([])
 
 
 def test_rates_are_of_the_window_alone() -> None:

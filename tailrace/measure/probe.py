@@ -1,0 +1,104 @@
+"""What has to be known of a server before it is measured: its model, what it takes, how words become tokens there."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from tailrace.measure.exchange import Exchange
+from tailrace.measure.http import Broken, Pool
+from tailrace.measure.record import Outcome, Record
+from tailrace.measure.target import Api, Fit, Form, Target
+from tailrace.terms import TailraceError
+from tailrace.workload.session import Piece, Turn
+
+SHORT, LONG = 32, 232
+"""Words of the two prompts that are counted."""
+LEAST_VOCABULARY = 64
+PATIENCE = 600.0
+"""Seconds for one question: a server may have to load its model first."""
+
+EXACT = {"ignore_eos": True}
+"""What makes answers as long as they are meant to be, on servers of open models."""
+
+
+class _Whole:
+    """An answer that is not streamed."""
+
+    def __init__(self) -> None:
+        self.status, self.content = 0, b""
+
+    def wrote(self, at: float, connecting: float) -> None:
+        """Not of interest."""
+
+    def head(self, status: int, at: float) -> None:
+        self.status = status
+
+    def body(self, data: bytes, at: float) -> None:
+        self.content += data
+
+
+async def prepare(
+    pool: Pool, *, model: str | None, api: Api, form: Form, extra: dict[str, Any], exact: bool
+) -> tuple[Target, list[str]]:
+    """The target as the server takes it, and what a reader of the results should know. Raises TailraceError, with the
+    server's own words, where it does not take a request at all."""
+    notes: list[str] = []
+    target = Target(model or await _model(pool), api, form, extra={**(EXACT if exact else {}), **extra})
+    refusal = await _refusal(pool, target)
+    if refusal and exact and "ignore_eos" not in extra:
+        target = msgspec.structs.replace(target, extra=extra)
+        if not await _refusal(pool, target):
+            refusal = ""
+            notes.append("The server does not take ignore_eos: answers may be shorter than they are meant to be.")
+    while refusal and form == "ids" and target.vocabulary > LEAST_VOCABULARY:
+        target = msgspec.structs.replace(target, vocabulary=target.vocabulary // 2)
+        refusal = await _refusal(pool, target)
+    if refusal:
+        raise TailraceError(f"{pool.url} does not take a request: {refusal}")
+    if form == "ids":
+        return target, notes
+    fit = await _fit(pool, target)
+    if fit is None:
+        notes.append("The server says no usage: a word of a prompt is taken for a token, and no tokens are counted.")
+        return target, notes
+    return msgspec.structs.replace(target, fit=fit), notes
+
+
+async def _model(pool: Pool) -> str:
+    """The first that is served."""
+    whole = _Whole()
+    try:
+        await pool.ask(pool.request("GET", "/v1/models"), whole)
+        models = msgspec.json.decode(whole.content, type=dict[str, Any])
+        return str(models["data"][0]["id"])
+    except Broken as error:
+        raise TailraceError(f"No server answers at {pool.url} ({error}).") from error
+    except (msgspec.DecodeError, KeyError, IndexError, TypeError) as error:
+        raise TailraceError(f"{pool.url} does not say which models it has: name one with --model") from error
+
+
+async def _refusal(pool: Pool, target: Target) -> str:
+    """Why it does not take a request of that kind; empty where it does."""
+    record = await _ask(pool, target, 8 if target.form == "text" else 64)
+    return "" if record.outcome is Outcome.OK else record.error
+
+
+async def _fit(pool: Pool, target: Target) -> Fit | None:
+    short, long = [(await _ask(pool, target, words)).input_tokens for words in (SHORT, LONG)]
+    if short is None or long is None or long <= short:
+        return None
+    slope = (long - short) / (LONG - SHORT)
+    return Fit(slope, short - slope * SHORT)
+
+
+async def _ask(pool: Pool, target: Target, tokens: int) -> Record:
+    record = Record(0, 0, False, tokens, 1)
+    piece = Piece(f"probe/{time.time_ns()}", tokens)
+    request = pool.request("POST", target.path, target.body(Turn((piece,), 1), {}))
+    await Exchange(record, time.perf_counter()).run(pool, request, PATIENCE)
+    if record.outcome is Outcome.UNREACHABLE:
+        raise TailraceError(f"No server answers at {pool.url} ({record.error}).")
+    return record
