@@ -1,8 +1,7 @@
 """A lean HTTP/1.1 client: one request a connection at a time, bytes handed on in the moment in which they come.
 
 Nothing is awaited between a request and the end of its answer: what comes is read in the event loop's callback, where
-its time is taken. (A reader that wakes a task for every piece takes several times the processor time, and the times it
-gives are those at which the task got to run.)
+its time is taken. (Where a task is woken for every piece, times are those at which the task got to run.)
 """
 
 from __future__ import annotations
