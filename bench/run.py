@@ -85,6 +85,7 @@ BENCHES: dict[str, tuple[str, str, Callable[[Any, Setting], None]]] = {
     "embeddings": ("embeddings", "Embeddings", _embeddings),
     "serve": ("serve", "Through HTTP", lambda m, s: m.run(s.servers, s.workloads(m.WORKLOADS), s.args.repeats)),
     "apishare": ("apishare", "The API's share", lambda m, s: m.run(s.ours, max(5, s.args.repeats))),
+    "load": ("load", "The load generator", lambda m, s: m.run()),
     "drafts": ("drafts", "Drafts", lambda m, s: m.run(s.drafting, max(9, s.args.repeats))),
     "lora": ("lora", "LoRA adapters", lambda m, s: m.run(s.model, s.args.threads, s.args.kernels, s.args.repeats)),
     "start": ("start", "Start", lambda m, s: m.run(s.servers, s.args.model, s.args.starts)),

@@ -75,7 +75,8 @@ def steady(first: float = 0.0, gap: float = 0.0, *, per_chunk: int = 1) -> Calla
         steps = [(first + gap * place, said) for place in range(-(-count // per_chunk))]
         last, end = steps.pop()
         tail = end + FINISH + usage(prompt_tokens(body), count) + DONE
-        return Script([(0.0, ROLE), *steps, (last, tail)])
+        role = [(0.0, ROLE)] if "messages" in body else []
+        return Script([*role, *steps, (last, tail)])
 
     return script
 

@@ -293,7 +293,6 @@ def test_a_slow_client_is_found_out() -> None:
     with running() as server:
         run = loaded(server, Plan(Constant(50), sessions=20, sustain=False), observe=dawdle)
     assert run.client.reasons
-    assert run.client.cpu > 0.3
 
 
 @pytest.mark.parametrize("header", [{"x\r\ny": "1"}, {"x": "1\r\nEvil: 2"}, {"x": "ü"}])

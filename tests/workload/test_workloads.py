@@ -180,3 +180,10 @@ def test_sharegpt_gives_questions_as_they_were_asked(tmp_path: Path) -> None:
     path.write_text("[]")
     with pytest.raises(InvalidInput, match="no conversation"):
         list(make.sessions(spec.load(str(path))))
+
+
+def test_the_workload_in_the_documentation_is_one() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text()
+    workload = spec.parse(page.split("```toml\n")[1].split("```")[0], "mine")
+    session = make.session(workload, 0, 0)
+    assert session.turns[0].pieces[0].tokens == 1500
