@@ -14,14 +14,17 @@ from tailrace.measure.record import Record
 
 EVERY = 0.02
 LATE = 0.01
-"""Seconds by which sending may be late (99th percentile) before it counts."""
+"""Seconds by which sending may be late (99th percentile) before it counts, or, where that is more:"""
+LATE_SHARE = 0.02
+"""the share of the median TTFT."""
 LAG = 0.02
 BUSY = 0.85
 """Share of a core above which there is no telling who was waited for."""
 
 
 class Client(msgspec.Struct, frozen=True):
-    """What the load generator was during a run. Seconds; `cpu` is its share of one core."""
+    """What the load generator was during a run. Seconds; `cpu` is its share of one core, `late` how late it may send
+    before it counts."""
 
     cpu: float
     lag_p99: float
@@ -29,12 +32,13 @@ class Client(msgspec.Struct, frozen=True):
     dispatch_p99: float | None
     dispatch_max: float | None
     most_in_flight: int
+    late: float = LATE
 
     @property
     def reasons(self) -> list[str]:
         """Why the client may have been the bottleneck; empty where it was not."""
         found = []
-        if self.dispatch_p99 is not None and self.dispatch_p99 > LATE:
+        if self.dispatch_p99 is not None and self.dispatch_p99 > self.late:
             found.append(f"1 % of the requests were sent more than {self.dispatch_p99 * 1000:.0f} ms late")
         if self.lag_p99 > LAG:
             found.append(f"1 % of the time its event loop was more than {self.lag_p99 * 1000:.0f} ms late")
@@ -67,6 +71,7 @@ class Watch:
         if self._handle is not None:
             self._handle.cancel()
         wall = time.perf_counter() - self._wall
+        waits = [wait for wait in map(metrics.ttft, records) if wait is not None]
         delays = [delay for delay in map(metrics.dispatch_delay, records) if delay is not None]
         return Client(
             cpu=(time.process_time() - self._cpu) / wall if wall else 0.0,
@@ -75,6 +80,7 @@ class Watch:
             dispatch_p99=_p99(delays),
             dispatch_max=max(delays, default=None),
             most_in_flight=self.most,
+            late=max(LATE, LATE_SHARE * float(np.median(waits))) if waits else LATE,
         )
 
     def _next(self, now: float) -> None:

@@ -17,9 +17,10 @@ import uvloop
 from tailrace.measure import load, metrics
 from tailrace.measure.http import Pool
 from tailrace.measure.load import Plan
-from tailrace.measure.record import Outcome
+from tailrace.measure.record import Outcome, Record
 from tailrace.measure.summary import summarise
 from tailrace.measure.target import Fit, Target
+from tailrace.measure.watch import Watch
 from tailrace.terms import InvalidInput
 from tailrace.workload import make, spec
 from tailrace.workload.arrivals import Closed, Constant, Recorded
@@ -293,6 +294,14 @@ def test_a_slow_client_is_found_out() -> None:
     with running() as server:
         run = loaded(server, Plan(Constant(50), sessions=20, sustain=False), observe=dawdle)
     assert run.client.reasons
+
+
+def test_late_is_late_for_who_waits() -> None:
+    """18 ms are nothing where the first token takes half a minute, and much where it takes 50 ms."""
+    for first, found in ((30.0, False), (0.05, True)):
+        watch = Watch()
+        client = watch.stop([Record(0, 0, True, 1, 1, due=0.0, sent=0.018, chunks=[first])])
+        assert any("sent more than 18 ms late" in reason for reason in client.reasons) == found
 
 
 @pytest.mark.parametrize("header", [{"x\r\ny": "1"}, {"x": "1\r\nEvil: 2"}, {"x": "ü"}])
