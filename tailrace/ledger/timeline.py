@@ -245,12 +245,15 @@ class Fold:
             self.hindrance = "preempted"
             self.resumes.append(Resume(event.cause, event.computed))
         elif kind is EventKind.FINISHED or kind is EventKind.FAILED:
-            self._spend(self.state if self.state in WAITS else Phase.OTHER, event.at)
+            cut = (
+                kind is EventKind.FINISHED or self.state in WAITS
+            )  # else the engine is gone, and nobody knows since when
+            self._spend(self.state if cut else Phase.OTHER, event.at)
             self.finish = self.finish or (event.cause if kind is EventKind.FINISHED else "error")
             self.cause = self.cause or event.cause
             self.state = Phase.STREAM
         elif kind is EventKind.DELIVERED:
-            self._spend(Phase.STREAM if self.state is Phase.STREAM else Phase.OTHER, event.at)
+            self._spend(self.state, event.at)  # a client that left did so in the middle of something
             self.closed = True
 
     def _resume(self, **changes: object) -> None:

@@ -141,7 +141,8 @@ def test_ends_that_are_none() -> None:
     ]
     left = story(*START, ev(E.ADMITTED, 0.6), ev(E.FINISHED, 2.0, cause="abort"), ev(E.DELIVERED, 2.0))
     assert sentences(left)[0] == "It took 2.00 s, until its client left or was cut off: no token came."
-    assert "have no name: 70.0%" in " ".join(sentences(left))
+    died = story(*START, ev(E.ADMITTED, 0.6), ev(E.FAILED, 2.0, cause="engine died"), ev(E.DELIVERED, 2.0))
+    assert "have no name: 70.0%" in " ".join(sentences(died))
     turned = refusal_of(Refusal(Note(http_request="h"), 429, "overloaded", 0.01), now=NOW, count=3)
     assert sentences(Story(turned, Detail(), "")) == ["3 requests like it were refused with status 429 (overloaded)."]
 

@@ -177,3 +177,19 @@ def test_phases_always_sum_to_the_whole(
     assert sum(timeline.phases.values()) == pytest.approx(timeline.e2e)
     assert all(spent >= 0 for spent in timeline.phases.values())
     assert timeline.e2e == pytest.approx(now + tail - 10.0)
+
+
+@pytest.mark.parametrize("events", [PLAIN[:4], PLAIN[:8]])
+def test_what_is_cut_off_in_a_step_was_in_it(events: tuple[tuple[EventKind, float], ...]) -> None:
+    """Its client leaves while a step computes its prompt, or its next token."""
+    fold = fold_of(*events, (E.FINISHED, 103.0, {"cause": "abort"}), (E.DELIVERED, 103.0))
+    timeline = fold.timeline()
+    assert timeline.phases[Phase.OTHER] == 0.0
+    assert sum(timeline.phases.values()) == pytest.approx(timeline.e2e)
+
+
+def test_a_client_that_leaves_does_so_in_the_middle_of_something() -> None:
+    fold = fold_of(*PLAIN[:8], (E.DELIVERED, 102.6), (E.FINISHED, 102.7, {"cause": "abort"}))
+    assert fold.closed
+    assert fold.timeline().phases[Phase.OTHER] == 0.0
+    assert fold.timeline().phases[Phase.DECODE] == pytest.approx(0.7)
