@@ -190,7 +190,7 @@ def test_absurd_prompts_are_counted_without_being_decoded(data: bytes, said: str
 
     with pytest.raises(InvalidInput, match=said):
         refuse_absurd(data, 128, 64)
-    assert "65" in str(too_long(65, None, 64, exact=False))
+    assert "65" in str(too_long(65, None, 64, "prompt", exact=False))
 
 
 def ask_raw(server: Running, pieces: Iterator[bytes] | list[bytes]) -> tuple[int, dict[str, str], bytes]:
