@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -261,6 +263,8 @@ def command(
             url, asked, plan, benchplan.bounds(slo, attain), model, api.value, prompts.value, exact,
             benchplan.parameters(body), api_key, benchplan.headers(header), price, not as_json and sys.stderr.isatty(),
         )  # fmt: skip
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have us started with it ignored
         bench = _run(what, benchplan.More(sweep, find, against, pairs))
     for path in outs:
         _write(bench, path)

@@ -94,12 +94,21 @@ def test_headers_keys_and_parameters_are_sent(run: Run, server: Mock) -> None:
 def test_an_interrupted_measurement_shows_what_it_has(environment: dict[str, str]) -> None:
     with running(mock.steady(0.01)) as server:
         command = [sys.executable, "-m", "tailrace.cli", "bench", server.url, *SMALL, "-n", "1000000", "-c", "1"]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        ignored = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as of what a shell runs in the background
+        try:
+            child = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+            )
+        finally:
+            signal.signal(signal.SIGINT, ignored)
         limit = time.monotonic() + 60
         while len(server.requests) < 10 and time.monotonic() < limit:
             time.sleep(0.01)
         os.kill(child.pid, signal.SIGINT)
-        said, errors = child.communicate(timeout=60)
+        try:
+            said, errors = child.communicate(timeout=60)
+        finally:
+            child.kill()  # or the server would wait for it
     assert child.returncode == 130
     assert "(interrupted)" in said
     assert "Traceback" not in errors
