@@ -72,6 +72,7 @@ endef
 
 kernels: $(VENV)/.tools ## test every kernel build of this machine against the portable one, in C++
 	$(call kernels_test,build/kernels)
+	@! readelf -SW build/kernels/CMakeFiles/kernels_test.dir/tailrace/native/kernels_*.o | grep -q init_array || { echo "A kernel build runs code when it is loaded, also where its instructions are not there." >&2; exit 1; }
 	build/kernels/kernels_test --digest build/kernels/digest
 
 emulated: $(VENV)/.dev ## test the AVX-512 kernels where there is no AVX-512 (needs Debian's libsimde-dev)

@@ -8,11 +8,11 @@ using namespace tailrace;
 
 // Tiles 0 to 3: sums, [16][16] float. 4: queries, [16][32] bf16. 5: keys, [16][16][2]. 6: weights, [16][16]. 7: values, [8][16][2].
 struct AttentionConfig : TileConfig {
-    AttentionConfig() {
+    constexpr AttentionConfig() {
         for (int t = 0; t < 8; t++) set(t, t == 7 ? 8 : 16, t == 6 ? 32 : 64);
     }
 };
-inline const AttentionConfig ATTENTION_CONFIG;
+inline constexpr AttentionConfig ATTENTION_CONFIG;
 
 struct BF16Products {
     static constexpr bool WHOLE_TILES = true; // rows that there are not are computed too

@@ -29,7 +29,7 @@ struct alignas(64) TileConfig {
     uint16_t row_bytes[16] = {};
     uint8_t rows[16] = {};
 
-    inline void set(int tile, int64_t count, int bytes) {
+    constexpr void set(int tile, int64_t count, int bytes) {
         rows[tile] = uint8_t(count);
         row_bytes[tile] = uint16_t(bytes);
     }
@@ -53,15 +53,16 @@ void leave() {
     configured = nullptr;
 }
 
-// Tiles 0 to 3: sums, [rows][16] float. 4 and 5: activations, [rows][32] bf16. 6 and 7: weights, [16][16][2].
+// Tiles 0 to 3: sums, [rows][16] float. 4 and 5: activations, [rows][32] bf16. 6 and 7: weights, [16][16][2]. Made by the compiler,
+// like all that is static here: this build's instructions must not run where the library is merely loaded.
 struct ProductConfigs {
     TileConfig of[TILE_ROWS + 1];
-    ProductConfigs() {
+    constexpr ProductConfigs() {
         for (int rows = 1; rows <= TILE_ROWS; rows++)
             for (int t = 0; t < 8; t++) of[rows].set(t, t < 6 ? rows : 16, 64);
     }
 };
-inline const ProductConfigs PRODUCT_CONFIGS;
+inline constexpr ProductConfigs PRODUCT_CONFIGS;
 
 #define TR_TILE_ZERO(T) asm volatile("tilezero %%tmm" #T : :)
 #define TR_TILE_LOAD(T, p, stride) asm volatile("tileloadd (%0,%1,1), %%tmm" #T : : "r"(p), "r"(size_t(stride)) : "memory")
