@@ -6,6 +6,8 @@ Times are seconds on the system-wide monotonic clock (`time.monotonic`), which a
 from __future__ import annotations
 
 import enum
+import re
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -98,3 +100,21 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     tier: str = ""
     rows: int = 0
     missed: str = ""
+
+
+def slo_bounds(texts: Iterable[str], metrics: Collection[str]) -> dict[str, float]:
+    """Bounds in seconds of texts such as "ttft=500ms,tpot=0.05": in seconds, or with a unit (ms, s), for each metric at
+    most one. Raises InvalidInput."""
+    bounds: dict[str, float] = {}
+    for part in filter(None, (part.strip() for text in texts for part in text.split(","))):
+        found = re.fullmatch(r"(\w+)=([0-9.]+(?:e-?[0-9]+)?)(ms|s)?", part)
+        try:
+            value = float(found[2]) / (1000 if found[3] == "ms" else 1) if found else 0.0
+        except ValueError:
+            value = 0.0
+        if not found or found[1] not in metrics or found[1] in bounds or not 0 < value < 1e9:
+            raise InvalidInput(
+                f"--slo is as in ttft=500ms,tpot=0.05,e2e=20s, of {', '.join(metrics)}; not {part!r}", param="slo"
+            )
+        bounds[found[1]] = value
+    return bounds

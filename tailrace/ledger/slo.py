@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from tailrace.terms import InvalidInput
+from tailrace.terms import InvalidInput, slo_bounds
 
 Metric = Literal["ttft", "tpot", "e2e"]
 METRICS: tuple[Metric, ...] = ("ttft", "tpot", "e2e")
@@ -40,14 +40,8 @@ NONE = Slo()
 
 
 def parse(text: str) -> Slo:
-    """Bounds of "ttft=0.5,tpot=0.05"; seconds. Raises InvalidInput."""
-    bounds: dict[str, float] = {}
-    for part in filter(None, text.split(",")):
-        name, _, value = part.strip().partition("=")
-        if name not in METRICS or name in bounds:
-            raise InvalidInput(f"--slo is as in ttft=0.5,tpot=0.05,e2e=20, in seconds; not {part!r}", param="slo")
-        bounds[name] = _bound(value, f"--slo {name}", "slo")
-    return Slo(**bounds)
+    """Bounds of "ttft=500ms,tpot=0.05". Raises InvalidInput."""
+    return Slo(**slo_bounds([text], METRICS))
 
 
 def asked(header: Callable[[bytes], bytes | None], usual: Slo) -> Slo:
@@ -58,15 +52,15 @@ def asked(header: Callable[[bytes], bytes | None], usual: Slo) -> Slo:
         given = header(b"x-slo-%b-ms" % name.encode())
         if given is not None:
             named = f"x-slo-{name}-ms"
-            bounds[name] = _bound(given.decode("latin-1"), named, named) / 1000
+            bounds[name] = _bound(given.decode("latin-1"), named) / 1000
     return msgspec.structs.replace(usual, **bounds) if bounds else usual
 
 
-def _bound(text: str, what: str, param: str) -> float:
+def _bound(text: str, named: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not 0 < value < 1e9:
-        raise InvalidInput(f"{what} is a number above 0, not {text[:40]!r}", param=param)
+        raise InvalidInput(f"{named} is a number above 0, not {text[:40]!r}", param=named)
     return value

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from tailrace.measure import metrics
 from tailrace.measure.record import Outcome, Record
-from tailrace.terms import InvalidInput
+from tailrace.terms import InvalidInput, slo_bounds
 
 
 def _worst_gap(record: Record) -> float | None:
@@ -46,23 +44,8 @@ class Slo(msgspec.Struct, frozen=True):
 
 
 def parse(texts: Sequence[str], share: float = 0.95) -> Slo | None:
-    """Bounds as in "ttft=500ms,tpot=0.05": seconds, or with a unit. None where there are none. Raises InvalidInput."""
-    bounds: dict[str, float] = {}
-    for part in filter(None, (part.strip() for text in texts for part in text.split(","))):
-        found = re.fullmatch(r"(\w+)=([0-9.]+)(ms|s)?", part)
-        value = _number(found[2]) if found else math.nan
-        if not found or found[1] not in METRICS or found[1] in bounds or not 0 < value < math.inf:
-            raise InvalidInput(
-                f"--slo is as in ttft=500ms,tpot=50ms,e2e=20s, of {', '.join(METRICS)}; not {part!r}", param="slo"
-            )
-        bounds[found[1]] = value / 1000 if found[3] == "ms" else value
+    """Bounds as in "ttft=500ms,tpot=0.05". None where there are none. Raises InvalidInput."""
+    bounds = slo_bounds(texts, METRICS)
     if not 0 < share <= 1:
         raise InvalidInput(f"the share that must be good is above 0 and at most 1, not {share:g}", param="attain")
     return Slo(bounds, share) if bounds else None
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
