@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    by: Annotated[
-        str, typer.Option(metavar="WHAT", help="key, tenant, model, adapter, endpoint, workload, day, hour; several "
-                          "with commas; empty for all together.")
-    ] = "",
+    by: ledgers.By = "",
     since: ledgers.Since = None,
     until: ledgers.Until = None,
     price: Annotated[
@@ -61,7 +58,7 @@ def command(
         return
     profile = profile_of(price, per_hour, device)
     apis = dict(profile.api) | dict(map(api_of, api or []))
-    names = sums.check([name.strip() for name in by.split(",") if name.strip()])
+    names = ledgers.names(by)
     span = ledgers.span(since, until)
     found = ledgers.opened(ledger)
     try:

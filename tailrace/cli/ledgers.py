@@ -25,6 +25,13 @@ Since = Annotated[
     typer.Option(metavar="TIME", help="Requests that ended since: 24h, 7d, 30m ago, or 2026-11-30, or with 14:30."),
 ]
 Until = Annotated[str | None, typer.Option(metavar="TIME", help="And before: likewise.")]
+By = Annotated[
+    str,
+    typer.Option(
+        metavar="WHAT",
+        help="key, tenant, model, adapter, endpoint, workload, day, hour; several with commas; empty for all together.",
+    ),
+]
 WIDE = 240
 """Columns of a table that goes to a file or a program."""
 UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "s": 1.0}
@@ -50,6 +57,13 @@ def span(since: str | None, until: str | None) -> Span:
     if first is not None and last is not None and first >= last:
         raise InvalidInput("--since is not before --until", param="since")
     return Span(first, last)
+
+
+def names(by: str) -> list[str]:
+    """What sums are to be told apart by. Raises InvalidInput."""
+    from tailrace.ledger import usage
+
+    return usage.check([name.strip() for name in by.split(",") if name.strip()])
 
 
 def seconds(text: str, flag: str) -> float:

@@ -13,10 +13,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    by: Annotated[
-        str, typer.Option(metavar="WHAT", help="key, tenant, model, adapter, endpoint, workload, day, hour; several "
-                          "with commas; empty for all together.")
-    ] = "key",
+    by: ledgers.By = "key",
     since: ledgers.Since = None,
     until: ledgers.Until = None,
     ledger: ledgers.Place = None,
@@ -38,7 +35,7 @@ def command(
     from tailrace.ledger import usage
 
     ledgers.only_one(as_json, as_csv)
-    names = usage.check([name.strip() for name in by.split(",") if name.strip()])
+    names = ledgers.names(by)
     found = ledgers.opened(ledger)
     try:
         lines = usage.usage(found, names, ledgers.span(since, until))

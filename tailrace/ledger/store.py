@@ -6,6 +6,7 @@ rows and their sums, so that a batch which comes again, after whatever crash, is
 
 from __future__ import annotations
 
+import importlib.util
 import operator
 import re
 import sqlite3
@@ -258,10 +259,8 @@ def _sqlite(path: str, *, write: bool) -> sa.Engine:
 
 
 def _postgresql(url: str, *, patient: bool) -> sa.Engine:
-    try:
-        import psycopg  # noqa: F401
-    except ImportError:
-        raise LedgerDown("a ledger in PostgreSQL needs: pip install 'tailrace[postgres]'") from None
+    if importlib.util.find_spec("psycopg") is None:
+        raise LedgerDown("a ledger in PostgreSQL needs: pip install 'tailrace[postgres]'")
     bound = 0 if patient else STATEMENT_SECONDS * 1000
     return sa.create_engine(
         sa.make_url(url).set(drivername="postgresql+psycopg"),

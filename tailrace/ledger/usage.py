@@ -27,6 +27,9 @@ class Span(msgspec.Struct, frozen=True):
     until: float | None = None
 
 
+ALWAYS = Span()
+
+
 class Usage(msgspec.Struct, frozen=True):
     """One line: `group` has a value for each of what was asked by. Times are seconds."""
 
@@ -58,7 +61,7 @@ def check(by: list[str]) -> list[str]:
     return by
 
 
-def usage(ledger: Ledger, by: list[str], span: Span = Span()) -> list[Usage]:  # noqa: B008 - it is frozen
+def usage(ledger: Ledger, by: list[str], span: Span = ALWAYS) -> list[Usage]:
     """The sums, largest device time first; by time in its order where that comes first. Raises InvalidInput,
     LedgerDown."""
     check(by)
@@ -159,7 +162,7 @@ class Paid(msgspec.Struct, frozen=True):
     models: list[str]
 
 
-def paid(ledger: Ledger, span: Span = Span(), usd_per_hour: float | None = None) -> Paid:  # noqa: B008 - as above
+def paid(ledger: Ledger, span: Span = ALWAYS, usd_per_hour: float | None = None) -> Paid:
     """What was paid for: the wall-clock time of every server that ran. `usd_per_hour` stands for what the ledger knows
     of each. Raises LedgerDown."""
     since = (span.since or 0.0) * MICRO

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +19,9 @@ SLOT = 2 * BLOCK
 """A page's place on the disk."""
 
 
-def tier(folder: Path, most: int = 100 * SLOT, **options: object) -> DiskTier:
-    settings = {"numerics": "test", "page_bytes": PAGE_BYTES, "page_tokens": 16, **options}
-    return DiskTier(folder, most, key_file=settings.pop("key_file", None), **settings)  # type: ignore[arg-type]
+def tier(folder: Path, most: int = 100 * SLOT, **options: Any) -> DiskTier:
+    settings: dict[str, Any] = {"numerics": "test", "page_bytes": PAGE_BYTES, "page_tokens": 16, **options}
+    return DiskTier(folder, most, key_file=settings.pop("key_file", None), **settings)
 
 
 def chain(seed: int, pages: int, tenant: str = "") -> PageChain:
