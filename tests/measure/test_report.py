@@ -144,3 +144,13 @@ def test_a_cumulative_line_is_thin_and_keeps_its_tail() -> None:
 def test_words_have_three_digits() -> None:
     assert [words.ms(value) for value in (0.0123456, 0.5, 1.234, 123.4)] == ["12.3 ms", "500 ms", "1.23 s", "123 s"]
     assert [words.rate(value) for value in (None, 0.1234, 12.34, 1234.5)] == ["not known", "0.123", "12.3", "1,234"]
+
+
+def test_what_stands_at_the_end_of_an_axis_is_all_there() -> None:
+    plot = svg.Plot(
+        svg.axis("time", [0.008, 0.5], "{:.3f} seconds".format, log=True), svg.axis("share", [0, 1], str), "gaps"
+    )
+    texts = ElementTree.fromstring(str(plot).partition("</svg>")[0] + "</svg>").iter("text")
+    ends = [float(t.attrib["x"]) + 3.5 * len(t.text or "") for t in texts if t.attrib.get("text-anchor") == "middle"]
+    assert ends
+    assert max(ends) <= svg.WIDTH

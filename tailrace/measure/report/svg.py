@@ -10,7 +10,7 @@ from html import escape
 Point = tuple[float, float]
 
 WIDTH, HEIGHT = 420, 270
-LEFT, RIGHT, TOP, BOTTOM = 64, 12, 16, 44
+LEFT, RIGHT, TOP, BOTTOM = 72, 12, 16, 44
 MOST_POINTS = 2000
 """Marks of one scatter, at most: more cannot be told apart."""
 
@@ -153,7 +153,8 @@ class Plot:
             at, words = self._x(tick), self.x.show(tick)
             parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{bottom}"/>')
             if at - last > 7 * len(words) + 8:
-                parts.append(f'<text x="{at:.1f}" y="{bottom + 16}" text-anchor="middle">{escape(words)}</text>')
+                within = min(at, WIDTH - 3.5 * len(words) - 2)  # all of it, also at the right end
+                parts.append(f'<text x="{within:.1f}" y="{bottom + 16}" text-anchor="middle">{escape(words)}</text>')
                 last = at
         middle = (LEFT + WIDTH - RIGHT) / 2
         parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(self.x.label)}</text>')
