@@ -63,7 +63,7 @@ class Accounts:
         for choice in plan.generation.choices:
             self._notes[choice.request] = Note(
                 **who, adapter=plan.adapter or "", stream=asked.stream, max_tokens=choice.params.max_tokens,
-                params=shaping,
+                params=shaping, prompt=choice.prompt,
             )  # fmt: skip
 
     def withdrawn(self, requests: list[str]) -> None:
@@ -141,7 +141,10 @@ def begin(settings: Settings, ready: Ready, started: float, report: Callable[[st
 
     keep = (settings.ledger_retention, settings.ledger_rows)
     spool = spool_of(given, settings.ledger_spool)
-    writer = Writer(open_ledger, run, spool, keep_seconds=keep[0], keep_rows=keep[1], report=report)
+    writer = Writer(
+        open_ledger, run, spool, keep_seconds=keep[0], keep_rows=keep[1], prints=settings.ledger_fingerprints,
+        report=report,
+    )  # fmt: skip
     writer.start()
     return writer
 

@@ -200,6 +200,8 @@ class Settings:
     """Seconds after which a request's row is deleted; its sums stay. 0 is never."""
     ledger_rows: int = 1_000_000
     """Most rows; the oldest go. 0 is no bound."""
+    ledger_fingerprints: bool = True
+    """Whether rows say which prompts began alike (`ledger.fingerprints`)."""
     slo: str = ""
     """Bounds that every request is judged by, unless its headers have others: "ttft=0.5,tpot=0.05", in seconds."""
     usd_per_hour: float | None = None

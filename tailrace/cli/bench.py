@@ -53,7 +53,7 @@ def command(
         typer.Option(
             "--workload",
             "-w",
-            help="A name (--list), a .toml file, a Mooncake trace (.jsonl), ShareGPT (.json).",
+            help="A name (--list), a .toml file, a trace (.jsonl, also of one's own ledger), ShareGPT (.json).",
             rich_help_panel=_ASKED,
         ),
     ] = "chat",
@@ -300,10 +300,14 @@ class _What:
 
 
 def _list() -> None:
+    from tailrace.models import catalogue
     from tailrace.workload import spec
 
     for name in spec.names():
         print(f"{name:14} {spec.load(name).about}")
+    for entry in catalogue.known():
+        if entry.texts:
+            print(f"{entry.name:14} {entry.about}")
 
 
 def _suffix(path: Path) -> Path:

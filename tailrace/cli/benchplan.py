@@ -13,6 +13,7 @@ import msgspec
 from tailrace.measure import slo
 from tailrace.measure.load import Plan
 from tailrace.measure.slo import Slo
+from tailrace.models import catalogue
 from tailrace.terms import InvalidInput
 from tailrace.workload import spec
 from tailrace.workload.arrivals import Arrivals, Closed, Constant, Gamma, Poisson, Ramp, Recorded
@@ -58,12 +59,19 @@ class More:
 
 def workload(name: str, input_tokens: int | None, output_tokens: int | None) -> Workload:
     """The workload of a name, with other lengths where these are given."""
-    found = spec.load(name)
+    found = _texts(name) if catalogue.texts(name) else spec.load(name)
     given = {"input": input_tokens, "output": output_tokens}
     lengths = {key: value for key, value in given.items() if value is not None}
     if lengths and found.trace is not None:
         raise InvalidInput("--input and --output are not for a trace, which has its own", param="input")
     return msgspec.structs.replace(found, **lengths)
+
+
+def _texts(name: str) -> Workload:
+    """A workload of texts that are fetched by their name, where they are not here yet."""
+    from tailrace.cli import pull
+
+    return msgspec.structs.replace(spec.load(str(pull.show(name))), name=name)
 
 
 def _arrivals(workload: Workload, load: Load) -> Arrivals:

@@ -103,7 +103,10 @@ def replay(
         float,
         typer.Option(help="Tokens over which attention costs as much as the rest of the model.", metavar="TOKENS"),
     ] = ATTENTION_PARITY,
-    block_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a block of the trace.", metavar="TOKENS")] = 512,
+    block_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of a block of the trace. Default: what its lines say.", metavar="TOKENS"),
+    ] = None,
     bytes_per_token: Annotated[
         int | None, typer.Option(min=1, help="Of KV (tailrace info says it): shows sizes in bytes.", metavar="BYTES")
     ] = None,

@@ -165,6 +165,8 @@ SERVE = Declaration(
         Option("--ledger-retention", str, "How long a request's row is kept: 90d, 12h; 0 for no end. Sums stay.",
                _OTHER, "90d", metavar="TIME"),
         Option("--ledger-rows", int, "Most rows of requests; 0 for no bound.", _OTHER, 1_000_000),
+        Option("--ledger-fingerprints", bool, "Note which prompts began alike, so that the ledger can be played again.",
+               _OTHER, True),
         Option("--slo", str, "What every request is judged by: ttft=500ms,tpot=50ms,e2e=20s.", _OTHER,
                metavar="BOUNDS"),
         Option("--price", str, "File that says what this machine costs (docs/ledger.md).", _OTHER, metavar="FILE"),

@@ -63,7 +63,7 @@ def listing(cache: Path | None = None) -> None:
 
     table = Table("name", "size", "here", "licence", "what", box=None, header_style="bold")
     for entry in catalogue.known():
-        here = "no" if catalogue.missing(entry.name, cache=cache) else "yes"
+        here = "yes" if catalogue.present(entry, cache=cache) else "no"
         table.add_row(entry.name, f"{entry.size / 1e6:,.0f} MB", here, entry.license, entry.about)
     Console().print(table)
 

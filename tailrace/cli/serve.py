@@ -109,7 +109,8 @@ def settings(values: Mapping[str, Any]) -> Settings:
         "kv_policy", "kv_ttl", "kv_tenant_share", "kv_disk", "kv_valkey", "kv_valkey_ttl", "kv_valkey_password_file",
         "kv_key_file", "kv_events", "kv_events_replay", "kv_events_key", "log_requests", "quiet", "template_args",
         "keys", "tls_cert", "tls_key", "log_prompts", "unknown_parameters", "tool_parser", "reasoning_parser",
-        "content_store", "ledger_spool", "ledger_rows", "wake_on_request", "lora_dir", "max_loras", "chat_template",
+        "content_store", "ledger_spool", "ledger_rows", "ledger_fingerprints", "wake_on_request", "lora_dir",
+        "max_loras", "chat_template",
     )  # fmt: skip
     return Settings(
         model=values["model"],

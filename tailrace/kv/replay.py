@@ -19,7 +19,7 @@ from pathlib import Path
 from tailrace.kv.pages import PagePool
 from tailrace.kv.prefix import PageChain, PrefixIndex
 from tailrace.kv.retention import ATTENTION_PARITY, POLICIES, Policy, Used, make_policy
-from tailrace.kv.trace import BLOCK_TOKENS, lines
+from tailrace.kv.trace import block_tokens, lines
 
 OPTIMAL = "optimal"
 REPLAYED = (*POLICIES, OPTIMAL)
@@ -102,14 +102,16 @@ class Optimal:
         return -inf
 
 
-def read(path: Path, block_tokens: int = BLOCK_TOKENS) -> Trace:
-    """The trace in a file. Raises InvalidInput, naming the line, where one is not as it should be."""
+def read(path: Path, block: int | None = None) -> Trace:
+    """The trace in a file. `block`: tokens of its blocks, found out where it is None. Raises
+    InvalidInput, naming the line, where one is not as it should be."""
+    size = block or block_tokens(path)
     requests: list[Recorded] = []
-    for line in lines(path, block_tokens):
+    for line in lines(path, size):
         chain = PageChain(b"", 1)
-        chain.extend(array("i", line.hash_ids[: line.input_length // block_tokens]).tobytes())
+        chain.extend(array("i", line.hash_ids[: line.input_length // size]).tobytes())
         requests.append(Recorded(line.timestamp / 1000, line.input_length, chain))
-    return Trace(requests, block_tokens)
+    return Trace(requests, size)
 
 
 def replay(

@@ -59,7 +59,7 @@ def find(ledger: Ledger, name: str) -> list[Story]:
 def slowest(ledger: Ledger, count: int, span: Span, *, by: str = "e2e_us") -> list[Story]:
     """The requests that took longest. `by`: "e2e_us", "ttft_us" or "tpot_us"."""
     column = REQUESTS.c[by]
-    query = sa.select(REQUESTS).where(REQUESTS.c.outcome != "refused", column.is_not(None), *_within(span))
+    query = sa.select(REQUESTS).where(REQUESTS.c.outcome != "refused", column.is_not(None), *within(span))
     with ledger.transaction() as connection:
         rows = connection.execute(query.order_by(column.desc()).limit(count)).all()
         return [_story(connection, row) for row in rows]
@@ -67,14 +67,15 @@ def slowest(ledger: Ledger, count: int, span: Span, *, by: str = "e2e_us") -> li
 
 def window(ledger: Ledger, count: int, span: Span) -> tuple[list[Record], int]:
     """The latest requests that ended within it, in the order in which they came, and how many there were in all."""
-    chosen = sa.select(REQUESTS).where(REQUESTS.c.outcome != "refused", *_within(span))
+    chosen = sa.select(REQUESTS).where(REQUESTS.c.outcome != "refused", *within(span))
     with ledger.transaction() as connection:
         rows = connection.execute(chosen.order_by(REQUESTS.c.ended.desc()).limit(count)).all()
         total = connection.execute(sa.select(sa.func.count()).select_from(chosen.subquery())).scalar_one()
     return sorted((_record(row) for row in rows), key=lambda record: record.received), int(total)
 
 
-def _within(span: Span) -> list[Any]:
+def within(span: Span) -> list[Any]:
+    """Conditions of a query for the rows of a span."""
     bounds = []
     if span.since is not None:
         bounds.append(REQUESTS.c.ended >= round(span.since * MICRO))

@@ -6,10 +6,12 @@ Times are whole microseconds, money whole billionths of a dollar, so that sums a
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from tailrace.ledger import fingerprints
 from tailrace.ledger.slo import NONE, Slo
 from tailrace.ledger.timeline import Resume, Timeline
 from tailrace.terms import Phase
@@ -35,6 +37,7 @@ class Note(msgspec.Struct):
     params: dict[str, Any] = {}  # those that shape the answer, where they are not the usual ones
     slo: Slo = NONE
     blocked: float = 0.0  # seconds for which the answer waited for its client to read
+    prompt: Sequence[int] = ()  # its tokens, of which the row has fingerprints
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -115,6 +118,7 @@ class Detail(msgspec.Struct, omit_defaults=True):
     load_predicted: float = 0.0
     late_lookups: int = 0
     blocked: float = 0.0
+    prompt: str = ""  # see `fingerprints`
 
 
 OUTCOMES = {"stop": "ok", "length": "ok", "tool_calls": "ok", "abort": "gone"}
@@ -156,7 +160,7 @@ def label(text: str, known: set[str]) -> str:
     return "other"
 
 
-def detail_of(timeline: Timeline, note: Note, verdicts: dict[str, bool]) -> str:
+def detail_of(timeline: Timeline, note: Note, verdicts: dict[str, bool], key: bytes | None) -> str:
     """The JSON of a record's `detail`."""
     detail = Detail(
         params=note.params,
@@ -176,12 +180,16 @@ def detail_of(timeline: Timeline, note: Note, verdicts: dict[str, bool]) -> str:
         load_predicted=timeline.load_predicted,
         late_lookups=timeline.late_lookups,
         blocked=round(note.blocked, 6),
+        prompt=fingerprints.of(note.prompt, note.tenant, key) if key is not None else "",
     )
     return msgspec.json.encode(detail).decode()
 
 
-def record_of(timeline: Timeline, note: Note, *, clock: float, usd_per_hour: float | None) -> Record:
-    """A closed request's row. `clock`: what the wall clock says at monotonic time 0."""
+def record_of(
+    timeline: Timeline, note: Note, *, clock: float, usd_per_hour: float | None, key: bytes | None = None
+) -> Record:
+    """A closed request's row. `clock`: what the wall clock says at monotonic time 0. `key`: of the prompt's
+    fingerprints; None leaves them out."""
     outcome = OUTCOMES.get(timeline.finish, "failed")
     status = ENGINE_REFUSALS.get(timeline.cause, 0) if outcome == "failed" else 0
     judged = outcome != "gone" and (not status or server_fault(status))
@@ -233,7 +241,7 @@ def record_of(timeline: Timeline, note: Note, *, clock: float, usd_per_hour: flo
         device_prefill_us=min(device, us(timeline.device_prefill)),
         cost_nusd=None if usd_per_hour is None else round(device * usd_per_hour / 3.6),
         slo_met=int(all(verdicts.values())) if verdicts else None,
-        detail=detail_of(timeline, note, verdicts),
+        detail=detail_of(timeline, note, verdicts, key),
     )
 
 

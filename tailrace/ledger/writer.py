@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tailrace.ledger import fingerprints
 from tailrace.ledger.record import Note, Record, Refusal, record_of, refusal_of, us
 from tailrace.ledger.run import Run
 from tailrace.ledger.spool import Spool, SpoolFull, left_behind
@@ -47,6 +48,7 @@ class Writer:
         *,
         keep_seconds: float = 0.0,
         keep_rows: int = 0,
+        prints: bool = True,
         report: Report = lambda _line: None,
         clock: Callable[[], float] = time.time,
         most_held: int = MOST_HELD,
@@ -54,7 +56,8 @@ class Writer:
         first_retry: float = FIRST_RETRY,
     ) -> None:
         """`open_ledger` is called on the thread, since what it imports takes long. `spool`: a directory. `keep_seconds`
-        and `keep_rows`: what ended before, and what is more, is deleted; 0 keeps all."""
+        and `keep_rows`: what ended before, and what is more, is deleted; 0 keeps all. `prints`: whether rows have
+        fingerprints of their prompts, under a key that lies in `spool`."""
         self.run = run
         self.written = self.dropped = self.failures = 0
         self.safe = 0  # records that outlive this process: all up to this number
@@ -63,6 +66,8 @@ class Writer:
         self._folder = spool
         self._spool = Spool(spool, run, spool_bytes)
         self._keep = (keep_seconds, keep_rows)
+        self._prints = prints
+        self._key: bytes | None = None
         self._report = report
         self._clock = clock
         self._most = most_held
@@ -157,13 +162,14 @@ class Writer:
     def _take(self) -> list[tuple[int, Record]]:
         """What has come, as rows with numbers; `_held` has them until they are somewhere else."""
         usd = self.run.usd_per_hour
+        key = self._print_key()
         now = self._clock()
         offset = now - time.monotonic()
         fresh: list[tuple[int, Record]] = []
         for _ in range(min(BATCH, len(self._queue))):
             timeline, note = self._queue.popleft()
             self._serial += 1
-            fresh.append((self._serial, record_of(timeline, note, clock=offset, usd_per_hour=usd)))
+            fresh.append((self._serial, record_of(timeline, note, clock=offset, usd_per_hour=usd, key=key)))
         with self._lock:
             refusals, self._refusals = self._refusals, {}
         for refusal, count in refusals.values():
@@ -171,6 +177,12 @@ class Writer:
             fresh.append((self._serial, refusal_of(refusal, now=now, count=count)))
         self._held += fresh
         return fresh
+
+    def _print_key(self) -> bytes | None:
+        if self._prints and self._key is None:
+            with suppress(OSError):  # the spool, which lies beside it, says what is wrong
+                self._key = fingerprints.key_in(self._folder)
+        return self._key
 
     def _forward(self, fresh: list[tuple[int, Record]], *, last: bool) -> None:
         """From memory into the spool, and from there into the database, where that is to be tried now."""

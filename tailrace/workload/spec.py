@@ -40,12 +40,13 @@ class Turns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sessions from a file: "mooncake" (JSON lines) or "sharegpt" (JSON). `path` is relative to the workload's file.
-    `turns` bounds the turns taken of a conversation, `block_tokens` is Mooncake's block."""
+    `turns` bounds the turns taken of a conversation, `block_tokens` are those of a trace's block, found out
+    where it is None."""
 
     format: Literal["mooncake", "sharegpt"]
     path: str
     turns: Count = 1
-    block_tokens: Count = 512
+    block_tokens: Count | None = None
 
 
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

