@@ -25,7 +25,7 @@ from tailrace.workload.arrivals import Poisson
 TOKENS = 100
 FIRST = 0.05
 """Seconds to the first token."""
-LOADS = ((200, 2_000), (2_000, 20_000), (4_000, 40_000))
+LOADS = ((200, 2_000), (2_200, 22_000), (4_000, 40_000))
 """Streams at a time, and tokens a second of all of them."""
 
 
