@@ -16,10 +16,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from socket import socket
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
+from tailrace.engine.held import Held, HeldRequests, Sink
 from tailrace.engine.protocol import (
     Abort,
     Adapted,
@@ -61,39 +62,6 @@ SLEEP_LIMIT = 15.0
 """Longest that an engine may take to store what it has cached and to end; then it is ended."""
 STANDBY = "tailrace.engine.early"
 """What a process runs that is to be an engine later."""
-RESUBMITS = 1
-"""How often a queued request is handed to another engine. An engine that dies in the step that admits a request takes
-the news of that with it, so the request that killed it may look like one that was queued: it gets no third engine."""
-
-
-class Sink(Protocol):
-    """Where one request's news goes. Called on the loop; must not block and must not raise."""
-
-    def queued(self) -> None:
-        """The engine has taken it in."""
-
-    def output(self, output: Output) -> None:
-        """What one step gave it."""
-
-    def failed(self, error: TailraceError) -> None:
-        """It ended without a finish reason; nothing follows."""
-
-
-@dataclass
-class _Held:
-    submit: Submit | Encode
-    sink: Sink | None  # None once its client has left
-    sent: bool = False
-    admitted: bool = False
-    produced: bool = False
-    attempts: int = 0
-
-    @property
-    def survives(self) -> bool:
-        """Whether another engine may take it over without anybody noticing."""
-        return not self.admitted and not self.produced and self.attempts < RESUBMITS
-
-
 Listener = Callable[[Sequence[Event]], None]
 EngineLog = Literal["debug", "info", "warning", "error"]
 
@@ -130,8 +98,7 @@ class EngineClient:
         """Hears, at the start of each engine, what has become of the adapters that it was to have."""
         self._loads: dict[int, asyncio.Future[Adapted]] = {}  # that no engine has answered yet
         self._listeners: list[Listener] = []
-        self._held: dict[str, _Held] = {}
-        self._not_admitted = 0
+        self._held = HeldRequests(self._tell)
         self._process: EngineProcess | None = None
         self._pulse = Pulse(0.0)
         self._peer: Peer | None = None
@@ -144,8 +111,6 @@ class EngineClient:
         self._watch: asyncio.Task[None] | None = None
         self._restart: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     # Life cycle
 
@@ -182,7 +147,7 @@ class EngineClient:
         """Takes nothing new and waits until nothing is held."""
         self.refused = True
         self._send(Control("drain"))
-        await self._idle.wait()
+        await self._held.idle.wait()
 
     async def sleep(self) -> None:
         """Ends the engine, once it has stored what it has cached in the tiers below the pool: all of its memory goes
@@ -273,7 +238,7 @@ class EngineClient:
                         await asyncio.sleep(0.01)
             self._shut()
             process.kill()
-        self._fail_held("the server is shutting down", queue_survives=False)
+        self._held.fail("the server is shutting down", queue_survives=False)
         self._changed.set()
 
     def kill(self) -> None:
@@ -322,15 +287,11 @@ class EngineClient:
             raise Overloaded("the server is shutting down", retry_after=5.0)
         if self.state != "ready" or self.ready is None:
             raise EngineDied("the engine is not ready" if self.state == "starting" else f"no engine: {self.error}")
-        if self._not_admitted >= self.ready.max_waiting + self.ready.max_running:
+        if self._held.not_admitted >= self.ready.max_waiting + self.ready.max_running:
             raise Overloaded(f"the queue is full ({self.ready.max_waiting} requests are waiting)")
-        held = _Held(submit, sink)
         if not self._held:
             self._pulse.stood = 0.0
-        self._held[submit.request] = held
-        self._not_admitted += 1
-        self._idle.clear()
-        self._hand_over(held)
+        self._hand_over(self._held.add(submit, sink))
 
     async def generate(self, submit: Submit) -> AsyncIterator[Output]:
         """`submit` as an iterator of outputs; leaving it early aborts the request. Raises as `submit`, and what the
@@ -352,17 +313,7 @@ class EngineClient:
 
     def abort(self, requests: Iterable[str]) -> None:
         """Their clients have left: the sinks hear nothing more, and the engine frees what they hold."""
-        sent = []
-        for request in requests:
-            held = self._held.get(request)
-            if held is None or held.sink is None:
-                continue
-            held.sink = None
-            if held.sent:
-                sent.append(request)
-            else:
-                self._forget(request)
-                self._tell([Event(request, EventKind.FINISHED, time.monotonic(), cause="abort")])
+        sent = self._held.leave(requests)
         if sent:
             self._send(Abort(sent))
 
@@ -419,23 +370,13 @@ class EngineClient:
         """The last piece comes then; nothing where there is no profile."""
         self._send(Control("profile_end"))
 
-    def _hand_over(self, held: _Held) -> None:
+    def _hand_over(self, held: Held) -> None:
         if self.state == "ready":  # otherwise it is handed over when the next engine is
             held.sent = self._send(held.submit)
 
     def _hand_over_unsent(self) -> None:
-        for held in list(self._held.values()):
-            if not held.sent:
-                self._hand_over(held)
-
-    def _forget(self, request: str) -> _Held | None:
-        held = self._held.pop(request, None)
-        if held is not None:
-            if not held.admitted:
-                self._not_admitted -= 1
-            if not self._held:
-                self._idle.set()
-        return held
+        for held in self._held.unsent():
+            self._hand_over(held)
 
     # Messages
 
@@ -454,13 +395,13 @@ class EngineClient:
                 self.gauges = gauges
                 plain = all(event.kind is EventKind.TOKEN for event in events)
                 if not plain:
-                    self._note(events)
+                    self._held.note(events)
                 if events:
                     self._tell(events)
                 for output in outputs:
-                    self._spread(output)
+                    self._held.spread(output)
                 if not plain:
-                    self._end(events)
+                    self._held.ended(events)
             case Heartbeat(gauges=gauges):
                 self._pulse.beat(now, message)
                 if self._pulse.stuck >= self._pulse.patience(self.bounds):  # it is told of at once
@@ -488,38 +429,6 @@ class EngineClient:
                 self._loads[adapter].set_result(message)
             case Fatal(error=error, invalid=invalid):
                 self.error, self._invalid = error, invalid
-
-    def _note(self, events: Sequence[Event]) -> None:
-        for event in events:
-            kind = event.kind
-            if kind is EventKind.QUEUED or kind is EventKind.ADMITTED:
-                held = self._held.get(event.request)
-                if held is None:
-                    continue
-                if kind is EventKind.ADMITTED and not held.admitted:
-                    held.admitted = True
-                    self._not_admitted -= 1
-                elif kind is EventKind.QUEUED and held.sink is not None:
-                    held.sink.queued()
-
-    def _spread(self, output: Output) -> None:
-        held = self._held.get(output.request)
-        if held is None:
-            return
-        held.produced = True
-        sink = held.sink
-        if output.finish is not None:
-            self._forget(output.request)
-        if sink is not None:
-            sink.output(output)
-
-    def _end(self, events: Sequence[Event]) -> None:
-        """An engine that closes a request by its event alone (an abort) is done with it too."""
-        for event in events:
-            if event.kind is EventKind.FINISHED or event.kind is EventKind.FAILED:
-                held = self._held.get(event.request)
-                if held is not None and held.sink is None:
-                    self._forget(event.request)
 
     def _tell(self, events: Sequence[Event]) -> None:
         for listener in self._listeners:
@@ -595,7 +504,7 @@ class EngineClient:
         assert self._process is not None
         self._process.kill()
         again = not first and not self.refused
-        lost = self._fail_held(why, queue_survives=again)
+        lost = self._held.fail(why, queue_survives=again)
         self._changed.set()
         delay = self.backoff.died(lived) if again else 0.0
         then = f"the next one starts in {delay:g} s" if again else "no other one is started"
@@ -612,23 +521,6 @@ class EngineClient:
         self.error = ""
         self.adopt(spawn(self.spec))
         self._open()
-
-    def _fail_held(self, why: str, *, queue_survives: bool) -> int:
-        """Fails what cannot be handed on; returns how many that were."""
-        now = time.monotonic()
-        lost: list[_Held] = []
-        for request, held in list(self._held.items()):
-            if queue_survives and held.survives and held.sink is not None:
-                held.sent = False
-                held.attempts += 1
-                continue
-            self._forget(request)
-            lost.append(held)
-        self._tell([Event(held.submit.request, EventKind.FAILED, now, cause="engine died") for held in lost])
-        for held in lost:
-            if held.sink is not None:
-                held.sink.failed(EngineDied(f"{why}; the request was lost, try again"))
-        return sum(held.sink is not None for held in lost)
 
 
 def _to_stderr(line: str) -> None:
