@@ -18,6 +18,8 @@ from tailrace.terms import Phase
 
 LABEL = re.compile(r"[^\x20-\x7e]")
 MOST_LABEL = 64
+PAGE = 16
+"""Tokens of a KV page: what is cached is cached by the page."""
 MOST_LABELS = 256
 """Different workloads that one server tells apart; callers choose their names."""
 

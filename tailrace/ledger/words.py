@@ -1,14 +1,14 @@
-"""Why a request took what it took, in sentences. Every number is one that was measured."""
+"""Why a request took what it took, in sentences. Numbers are measured; what follows from them is called predicted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tailrace.ledger.changes import changes
 from tailrace.ledger.lookup import Neighbour, Story
+from tailrace.ledger.record import PAGE
 from tailrace.ledger.store import MICRO
 
-PAGE = 16
-"""Tokens of a KV page: what is cached is cached by the page."""
 WAITED_FOR = {
     "slots": "for a place among the requests that run (--max-running)",
     "pages": "for KV pages, which others held (--kv-tokens)",
@@ -48,7 +48,7 @@ def sentences(story: Story) -> list[str]:
         many = f"{record.requests} requests like it were" if record.requests > 1 else "It was"
         return [f"{many} refused with status {record.status} ({record.code})."]
     parts = (_summary, _prepare, _queue, _cache, _prefill, _decode, _stalls, _gap, _preempted, _stream, _other, _slo,
-             _cost)  # fmt: skip
+             _cost, _changes)  # fmt: skip
     return [sentence for part in parts for sentence in part(story)]
 
 
@@ -246,3 +246,8 @@ def _cost(story: Story) -> Iterator[str]:
         f"Its share of the device's time was {time_of(_s(record.device_us))}{usd}, {prompt:.0%} of it for its prompt "
         f"({story.hardware})."
     )
+
+
+def _changes(story: Story) -> Iterator[str]:
+    for change in changes(story):
+        yield f"Predicted: up to {time_of(change.saves)} less with {change.what}."
