@@ -5,11 +5,13 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "amx_permission.h"
+
 namespace tailrace {
 namespace {
 
 constexpr int64_t PACK = 128;  // tokens of texts that a thread takes together
-constexpr int64_t PANEL = 64;  // rows that go through all operations of a stage while they are in the core's cache
+constexpr int64_t PANEL = 32;  // rows that go through all operations of a stage while they are in the core's cache
 constexpr int SPIN = 4000;
 
 float half(uint16_t h) {
@@ -34,7 +36,13 @@ void pause() {
 
 const EncoderKernels *encoder_build(const std::string &kernels) {
 #if defined(TR_HAVE_X86)
-    if (kernels != "portable") return encoder_avx2(); // every other build of this architecture needs AVX2
+#if defined(TR_HAVE_AMX)
+    if (kernels == "amx" && amx_permitted()) return encoder_amx();
+#endif
+#if !defined(TR_EMULATE)
+    if (kernels == "amx" || kernels.starts_with("avx512")) return encoder_avx512();
+#endif
+    if (kernels != "portable") return encoder_avx2();
 #endif
     return encoder_portable(); // whatever the machine, "portable" among them
 }
@@ -66,18 +74,22 @@ int Encoder::vector(const float *data, int64_t count) {
 
 int Encoder::matrix(const float *data, int64_t n, int64_t k) {
     if (k % WIDE) throw std::invalid_argument("a matrix must have a multiple of 16 inputs");
-    const int64_t padded = up_to(n, TILE);
-    Matrix &m = matrices_.emplace_back(Matrix{padded, k, std::vector<int16_t>(size_t(padded * k)), std::vector<float>(size_t(padded))});
-    for (int64_t o = 0; o < n; o++) {
-        const float *row = data + o * k;
-        float most = 0.0f;
-        for (int64_t i = 0; i < k; i++) most = std::max(most, std::fabs(row[i]));
-        const float inverse = most > 0.0f ? MOST_W / most : 0.0f;
-        m.scale[size_t(o)] = most / MOST_W;
-        int16_t *tile = m.tiles.data() + o / TILE * TILE * k;
-        for (int64_t i = 0; i < k; i++) tile[i / 2 * 2 * TILE + o % TILE * 2 + i % 2] = int16_t(std::nearbyintf(row[i] * inverse));
+    const int64_t padded = up_to(n, TILE), inputs = up_to(k, k_->inputs);
+    Matrix &m = matrices_.emplace_back(Matrix{padded, k, inputs, std::vector<int16_t>(size_t(padded * inputs)), std::vector<float>(size_t(padded))});
+    std::vector<int16_t> rounded(size_t(TILE * inputs));
+    for (int64_t first = 0; first < n; first += TILE) {
+        std::fill(rounded.begin(), rounded.end(), int16_t(0));
+        for (int64_t o = first; o < std::min(n, first + TILE); o++) {
+            const float *row = data + o * k;
+            float most = 0.0f;
+            for (int64_t i = 0; i < k; i++) most = std::max(most, std::fabs(row[i]));
+            const float inverse = most > 0.0f ? MOST_W / most : 0.0f;
+            m.scale[size_t(o)] = most / MOST_W;
+            for (int64_t i = 0; i < k; i++) rounded[size_t((o - first) * inputs + i)] = int16_t(std::nearbyintf(row[i] * inverse));
+        }
+        k_->pack(rounded.data(), inputs, m.tiles.data() + first * inputs);
     }
-    bytes_ += padded * k * 2;
+    bytes_ += padded * inputs * 2;
     most_k_ = std::max(most_k_, k);
     return int(matrices_.size()) - 1;
 }
@@ -269,7 +281,7 @@ void Encoder::work_rows(const Op &op, const Pack &pack, int64_t at, int64_t rows
             f.columns = std::min<int64_t>(TILE, f.ld - o);
             f.scale = m.scale.data() + o, f.bias = vectors_[size_t(op.b)].data() + o;
             f.out = out + o, f.residual = residual ? residual + o : nullptr;
-            k_->product(m.tiles.data() + o * m.k, m.k, own.rounded.data(), PANEL * KBLOCK, rows, own.sums.data(), f);
+            k_->product(m.tiles.data() + o * m.inputs, m.inputs, own.rounded.data(), PANEL * KBLOCK, rows, own.sums.data(), f);
         }
         break;
     }
@@ -294,6 +306,12 @@ void Encoder::work_rows(const Op &op, const Pack &pack, int64_t at, int64_t rows
 // Where there are packs enough, a thread takes one after the other and computes it alone; else all work on one, stage by
 // stage. Either way each row is computed by the same operations in the same order.
 void Encoder::join(int thread) {
+    k_->enter();
+    compute(thread);
+    k_->leave();
+}
+
+void Encoder::compute(int thread) {
     Job &job = job_;
     Space &own = spaces_[size_t(thread)];
     if (!job.team) {

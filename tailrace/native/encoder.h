@@ -2,7 +2,8 @@
 //
 // Products are of 16-bit integers: a row of activations is rounded to 13 bits (with its sign) by a scale of its own, the
 // weights of an output to 12 bits by one of its own. Sums of up to KBLOCK products fit into 32 bits, so they are exact; they
-// are added as floats in the order of the blocks. A row's bits depend on that row alone, and a text's on that text.
+// are added as floats in the order of the blocks. (With AMX they are of bf16: encoder_amx.inl.) A row's bits depend on that row
+// alone, and a text's on that text.
 #pragma once
 
 #include <atomic>
@@ -19,6 +20,7 @@ namespace tailrace {
 constexpr int WIDE = 16;            // floats of one vector: widths are multiples of it
 constexpr int TILE = 32;            // outputs of one tile of weights
 constexpr int64_t KBLOCK = 256;     // inputs whose products are summed as integers: 4095 * 2047 * 256 < 2^31
+constexpr int ATTEND_QUERIES = 8;   // most queries of a head that are computed together
 constexpr float MOST_X = 4095.0f, MOST_W = 2047.0f;
 
 enum class Bend : int { None, Gelu, Tanh };
@@ -35,14 +37,20 @@ struct Finish {
     Bend bend;
 };
 
-// One build (portable, AVX2) of what takes the time.
+// One build (portable, AVX2, AVX-512, AMX) of what takes the time. AVX2 and AVX-512 give the same bits.
 struct EncoderKernels {
     const char *name;
+    int64_t inputs; // matrices have a multiple of so many: the last are 0
+    // The weights of a tile of outputs, rounded [TILE][k], as `product` wants them.
+    void (*pack)(const int16_t *rounded, int64_t k, int16_t *tile);
+    // Before and after a thread's part of a run.
+    void (*enter)();
+    void (*leave)();
     // Rounds a row; returns the scale that turns it back. k is a multiple of WIDE. q: the row's first block of KBLOCK; the
     // next ones are `step` further each.
     float (*round_row)(const float *x, int64_t k, int16_t *q, int64_t step);
-    // One tile of outputs for all rows of a panel. `tile`: [k / 2][TILE][2]; x: blocks [rows][KBLOCK], each `step` after the
-    // one before; sums: room for [rows][TILE].
+    // One tile of outputs for all rows of a panel. `tile`: as packed; k: a multiple of `inputs`; x: blocks [rows][KBLOCK], as
+    // rounded, each `step` after the one before, with room for a multiple of sixteen rows; sums: room for [rows][TILE].
     void (*product)(const int16_t *tile, int64_t k, const int16_t *x, int64_t step, int64_t rows, float *sums, const Finish &f);
     void (*norm)(const float *x, const float *weight, const float *bias, float eps, int64_t width, float *out);
     // One head of one text of n tokens; `scratch` has room for attend_scratch(n, head_dim).
@@ -53,11 +61,13 @@ struct EncoderKernels {
 };
 inline int64_t up_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 inline int64_t attend_scratch(int64_t n, int64_t head_dim) {
-    return head_dim * up_to(n, WIDE) + n * up_to(head_dim, WIDE) + 4 * up_to(n, WIDE) + WIDE;
+    return head_dim * up_to(n, WIDE) + n * up_to(head_dim, WIDE) + ATTEND_QUERIES * up_to(n, WIDE) + WIDE;
 }
 
 const EncoderKernels *encoder_portable();
-const EncoderKernels *encoder_avx2(); // x86 only
+const EncoderKernels *encoder_avx2(); // x86 only, like those that follow
+const EncoderKernels *encoder_avx512();
+const EncoderKernels *encoder_amx(); // where the compiler knows it
 // The build for kernels of this name: those that the rest of the backend runs on.
 const EncoderKernels *encoder_build(const std::string &kernels);
 
@@ -110,7 +120,7 @@ class Encoder {
         bool panel() const { return !whole; }
     };
     struct Matrix {
-        int64_t n, k;
+        int64_t n, k, inputs; // k, and what it is padded to
         std::vector<int16_t> tiles;
         std::vector<float> scale;
     };
@@ -149,6 +159,7 @@ class Encoder {
     void work_rows(const Op &op, const Pack &pack, int64_t row, int64_t rows, Space &shared, Space &own);
     float *row(int buffer, int64_t at, Space &shared, Space &own) const;
     void join(int thread);
+    void compute(int thread);
     void loop(int thread);
 
     const EncoderKernels *k_;

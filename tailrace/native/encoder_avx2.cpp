@@ -1,4 +1,4 @@
-// The avx2 build of the encoders' kernels. Machines with more run it too.
+// The avx2 build of the encoders' kernels.
 #define TR_AVX2
 #define TR_NS encoder_avx2_build
 #define TR_TABLE encoder_avx2
