@@ -1,0 +1,73 @@
+"""Families without experts, whose layers differ at most in how far they look.
+
+What a file leaves out is what the architecture's class in transformers takes.
+"""
+
+from __future__ import annotations
+
+from tailrace.twin.shapes.family import Family
+from tailrace.twin.shapes.rules import PER_HEAD, WHOLE, Gated, Grouped, every, named, same, windows
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+DENSE = {"dense": Gated()}
+
+
+def sliding(rule: Grouped, window: str = "sliding_window") -> dict[str, Grouped]:
+    """Attention to all, and the same to a window."""
+    return {FULL: rule, SLIDING: rule.but(window=window)}
+
+
+ANY = Grouped(window="sliding_window")
+"""All layers look as far as the file says."""
+
+FAMILIES = (
+    # Llama has no window, whatever its file says of one.
+    Family(("llama", "smollm3", "granite", "minicpm", "iquestcoder"), {FULL: Grouped()}, DENSE,
+           ignored=("no_rope_layers", "no_rope_layer_interval", "sliding_window", "use_sliding_window", "max_window_layers",
+                    "layer_types")),
+    Family(("mistral", "ministral3"), {FULL: ANY.but(kv_default="8", bias=False, o_bias=False)}, DENSE,
+           ignored=("layer_types",)),
+    Family(("ministral",), sliding(Grouped(bias=False, o_bias=False)), DENSE, windows()),
+    Family(("arcee",), {FULL: Grouped()}, {"dense": Gated(gated=False)}),
+    Family(("apertus",), {FULL: Grouped(qk_norm=PER_HEAD, normed="qk_norm=true")}, {"dense": Gated(gated=False, bias=False)},
+           ignored=("post_norm", "mlp_bias")),
+    Family(("seed_oss",), {FULL: Grouped(bias="attention_bias=true", o_bias="attention_out_bias")}, DENSE,
+           ignored=("residual_dropout",)),
+    Family(("qwen2", "mimo"), sliding(Grouped(bias="attention_bias=true", o_bias=False)), {"dense": Gated(bias=False)}, windows(),
+           ignored=("attention_bias", "num_nextn_predict_layers", "mlp_bias")),
+    Family(("qwen3", "qwen3_vl_text"), sliding(Grouped(head_dim=128, qk_norm=PER_HEAD)), {"dense": Gated(bias=False)},
+           windows()),
+    Family(("olmo2",), {FULL: Grouped(qk_norm=WHOLE)}, {"dense": Gated(bias=False)}),
+    Family(("olmo3",), sliding(Grouped(qk_norm=WHOLE)), {"dense": Gated(bias=False)}, windows(every(4, FULL, SLIDING))),
+    Family(("exaone4",), sliding(Grouped(bias=False, o_bias=False, qk_norm=PER_HEAD)), {"dense": Gated(bias=False)},
+           windows(same(FULL)), ignored=("sliding_window_pattern", "sliding_window")),
+    Family(("phi3", "phi4"), {FULL: ANY.but(bias=False, o_bias=False)}, {"dense": Gated(bias=False)},
+           ignored=("max_window_layers", "use_sliding_window", "attention_bias", "mlp_bias", "lm_head_bias")),
+    Family(("gemma",), {FULL: Grouped(head_dim=256)}, {"dense": Gated(bias=False)}, tied=True),
+    Family(("gemma2",), sliding(Grouped(head_dim=256)), {"dense": Gated(bias=False)},
+           windows(every(2, FULL, SLIDING)), norms=4, tied=True, ignored=("cache_implementation",)),
+    Family(("gemma3_text",), sliding(Grouped(heads="num_attention_heads=8", kv_default="4", head_dim=256, qk_norm=PER_HEAD)),
+           {"dense": Gated(bias=False)}, windows(every("sliding_window_pattern=6", FULL, SLIDING)), norms=4, tied=True,
+           ignored=("cache_implementation", "sliding_window_pattern")),
+    Family(("glm",), {FULL: Grouped(bias="attention_bias=true", o_bias=False, head_dim=128)}, {"dense": Gated(bias=False)}),
+    Family(("glm4",), {FULL: Grouped(o_bias=False, head_dim=128)}, {"dense": Gated(bias=False)}, norms=4),
+    Family(("ernie4_5",), {FULL: Grouped(bias="use_bias", o_bias="use_bias", head_dim=128)}, {"dense": Gated(bias="use_bias")},
+           tied=True),
+    Family(("cohere2",), sliding(Grouped()), {"dense": Gated(bias=False)}, windows(every("sliding_window_pattern=4", FULL, SLIDING)),
+           norms=1, tied=True, ignored=("use_qk_norm", "sliding_window_pattern", "order_of_interleaved_layers",
+                                        "use_embedding_sharing", "use_parallel_block", "use_gated_activation",
+                                        "use_parallel_embedding", "position_embedding_type", "rotary_pct", "cache_implementation")),
+    Family(("cohere",), {FULL: Grouped(qk_norm="", normed=False)}, {"dense": Gated(bias=False)}, norms=1, tied=True),
+    Family(("starcoder2",), {FULL: ANY.but(bias="use_bias=true", o_bias="use_bias=true", kv_default="2")},
+           {"dense": Gated(gated=False, bias="use_bias=true")}, norm_bias=True, tied=True,
+           ignored=("mlp_type", "norm_type")),
+    Family(("nemotron",), {FULL: Grouped()}, {"dense": Gated(gated=False)}, norm_bias=True),
+    Family(("hunyuan_v1_dense",), {FULL: Grouped(qk_norm=PER_HEAD)}, {"dense": Gated(bias=False)},
+           ignored=("use_qk_norm", "use_cla", "cla_share_factor", "mlp_bias", "attention_head_dim")),
+    Family(("stablelm",), {FULL: Grouped(bias="use_qkv_bias", o_bias=False)}, {"dense": Gated(bias=False)}, norm_bias=True,
+           ignored=("use_parallel_residual", "qk_layernorm")),
+    Family(("vaultgemma",), sliding(Grouped(head_dim=256)), {"dense": Gated(bias=False)}, windows(every(2, FULL, SLIDING)),
+           tied=True),
+    Family(("helium",), {FULL: Grouped(head_dim=128, o_bias=False)}, DENSE),
+    Family(("bitnet",), {FULL: Grouped()}, {"dense": Gated(bias=False)}, norms=2),
+)  # fmt: skip

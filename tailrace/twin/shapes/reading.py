@@ -1,0 +1,131 @@
+"""A model's configuration, read so that nothing in it goes unnoticed: what no rule has asked for is an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tailrace.models.fields import Fields
+from tailrace.terms import ModelError
+from tailrace.twin.shapes.harmless import HARMLESS, PREFIXES
+
+
+class _Watched(dict[str, Any]):
+    """A dictionary that remembers which keys were asked for."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        super().__init__(values)
+        self.asked: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+
+class Reader(Fields):
+    """`Fields` that knows what it was asked for, and what it had to assume.
+
+    A field may have several names, in one text: "num_experts|n_routed_experts". Files that have more than one of them
+    must mean the same by them.
+    """
+
+    def __init__(self, where: str, values: dict[str, Any]) -> None:
+        self._watched = _Watched(values)
+        super().__init__(where, self._watched)
+        self.assumed: dict[str, Any] = {}
+        self._children: list[Reader] = []
+
+    def raw(self, field: str, default: Any = None) -> Any:
+        """A value as it stands; None and absent are the same."""
+        found = {name: self._watched.get(name) for name in field.split("|")}
+        said = {name: value for name, value in found.items() if value is not None}
+        values = list(said.values())
+        if any(value != values[0] for value in values[1:]):
+            raise ModelError(f"{self.where}: {' and '.join(said)} say different things: {str(values)[:80]}")
+        if not values:
+            return default
+        return values[0]
+
+    def count(self, field: str, default: int | None = None, *, most: int = 1 << 31) -> int:
+        return super().count(self._assume(field, default), default, most=most)
+
+    def flag(self, field: str, default: bool) -> bool:
+        return super().flag(self._name(field), default)
+
+    def text(self, field: str, default: str | None = None) -> str:
+        return super().text(self._name(field), default)
+
+    def size(self, field: str, default: int | None = None) -> int:
+        """As `count`, but zero is one too: there is none of it."""
+        value = self.raw(field)
+        if value == 0 and type(value) is int:
+            return 0
+        if value is None and default == 0:
+            return 0
+        return self.count(field, default)
+
+    def at(self, field: str, layer: int, layers: int, default: int | None = None) -> int:
+        """A size that may be a list of one a layer."""
+        value = self.raw(field)
+        if not isinstance(value, list):
+            return self.size(field, default)
+        if len(value) != layers:
+            raise self.refuse(field, f"has {len(value)} entries, but there are {layers} layers")
+        if type(value[layer]) is not int or not 0 <= value[layer] < 1 << 31:
+            raise self.refuse(field, f"has {str(value[layer])[:40]} for layer {layer}; expected a whole number")
+        return value[layer]
+
+    def listed(self, field: str, layers: int) -> list[Any] | None:
+        """A list with an entry for each layer; None where there is none."""
+        value = self.raw(field)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) < layers:
+            length = len(value) if isinstance(value, list) else "no"
+            raise self.refuse(field, f"has {length} entries, but there are {layers} layers")
+        return value[:layers]
+
+    def child(self, field: str) -> Reader | None:
+        """A nested object; None where there is none."""
+        value = self.raw(field)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.refuse(field, f"is {str(value)[:40]}; expected an object")
+        made = Reader(f"{self.where}: {field}", value)
+        self._children.append(made)
+        return made
+
+    def assumptions(self) -> dict[str, Any]:
+        """Fields that are not in the file, with the values that the architecture's own code gives them."""
+        return {**self.assumed, **{name: value for child in self._children for name, value in child.assumptions().items()}}
+
+    def pass_over(self, *fields: str) -> None:
+        """These do not matter to this architecture."""
+        self._watched.asked.update(fields)
+
+    def unread(self) -> list[str]:
+        """Fields that say something, that no rule has asked for, and that are not known to be harmless."""
+        here = self.where.rpartition(": ")[2] + "." if self.where.count(": ") else ""
+        found = [
+            here + name
+            for name, value in self._watched.items()
+            if name not in self._watched.asked and not _harmless(name, value)
+        ]
+        return found + [name for child in self._children for name in child.unread()]
+
+    def _name(self, field: str) -> str:
+        """The one of a field's names that the file has; the first where it has none."""
+        self.raw(field)
+        names = field.split("|")
+        return next((name for name in names if self.values.get(name) is not None), names[0])
+
+    def _assume(self, field: str, default: int | None) -> str:
+        name = self._name(field)
+        if default is not None and self.values.get(name) is None:
+            self.assumed[name] = default
+        return name
+
+
+def _harmless(name: str, value: Any) -> bool:
+    """Whether a field cannot change what is counted here: it is known, or says nothing."""
+    return value is None or name in HARMLESS or name.startswith(PREFIXES)
