@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tailrace.twin.shapes.parts import Layer
 from tailrace.twin.shapes.reading import Reader
@@ -21,8 +22,9 @@ class Family:
     several mixers has them side by side; one that neither names has nothing there. `norms`: norms of the model's width
     in a layer with both, `norm_bias`: they have biases (LayerNorm). `tied`: what the architecture takes where the file
     does not say. `more` are tensors of a layer, `top` of the model. `ignored`: fields that do not matter here although
-    they may elsewhere. `parallel_norms`: norms a layer that has only one of the two parts. `mtp`: whether a layer that
-    predicts a token further is like the last one, behind a projection of two inputs (DeepSeek-V3, section 2.2).
+    they may elsewhere; `fixed`: those that may only say this, since anything else is another model. `single_norms`: norms
+    of a layer that has only one of the two parts. `mtp`: the field with the number of layers that predict a token further
+    and are like the last one, behind a projection of two inputs (DeepSeek-V3, section 2.2).
     """
 
     types: tuple[str, ...]
@@ -37,16 +39,18 @@ class Family:
     tied: bool = False
     head: bool = True
     head_bias: Switch = False
-    layers: str = LAYERS
+    layers: Callable[[Reader], int] | str = LAYERS
     more: Callable[[Reader, int, int, str], tuple[Tensor, ...]] | None = None
     top: Extra | None = None
     mtp: str = ""
-    borrowed: Callable[[Reader, int], tuple[int, ...]] | None = None
     ignored: tuple[str, ...] = ()
+    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def stack(self, reader: Reader) -> tuple[Layer, ...]:
         """The layers. Raises ModelError for a field that is missing, wrong or not understood."""
-        layers, hidden = reader.count(self.layers, most=100_000), reader.count(HIDDEN)
+        layers, hidden = self._count(reader), reader.count(HIDDEN)
+        for name, allowed in self.fixed.items():
+            reader.only(name, *allowed)
         mixer_kinds, feed_kinds = self.mixer_kinds(reader, layers), self.feed_kinds(reader, layers)
         width = hidden * (1 + switched(reader, self.norm_bias))
         reader.pass_over(*self.ignored)
@@ -59,6 +63,11 @@ class Family:
             more = self.more(reader, index, layers, mixer_kinds[index]) if self.more else ()
             made.append(Layer(mixers, feed, norms * width, more))
         return tuple(made)
+
+    def _count(self, reader: Reader) -> int:
+        if isinstance(self.layers, str):
+            return reader.count(self.layers, most=100_000)
+        return self.layers(reader)
 
     def outside(self, reader: Reader) -> tuple[Tensor, ...]:
         """Embedding, head, last norm, and what else is not in a layer."""

@@ -129,6 +129,8 @@ def shape_of(config: dict[str, Any], name: str = "config.json", *, text_only: bo
     mtp = tuple(_mtp(family, text, layers, unsized))
     towers = () if text_only else tuple(_towers(whole, text.count("hidden_size"), unsized))
     quantization = whole.raw("quantization_config") or text.raw("quantization_config")
+    if quantization and text.raw("expert_dtype") is not None:
+        quantization = {**quantization, "expert_dtype": text.text("expert_dtype")}
     if text_only:
         whole.pass_over("vision_config", "audio_config")
     whole.pass_over("tie_word_embeddings", "compression_config")
@@ -187,7 +189,7 @@ def _towers(whole: Reader, text_width: int, unsized: list[str]) -> Iterator[Tens
         vision = Reader(f"{whole.where}: vision_config", {"model_type": "llama4_vision_model"})
         whole.assumed["vision_config"] = "Llama 4's own"
     if vision is not None:
-        named = vision.text("model_type", kind)
+        named = vision.text("model_type", kind) or kind
         tower = TOWERS.get(named)
         if tower is None:
             raise ModelError(
@@ -209,8 +211,9 @@ def _mtp(family: Family, reader: Reader, layers: tuple[Layer, ...], unsized: lis
     """Layers that predict a token further: as the last one, behind a projection of two inputs (DeepSeek-V3, 2.2)."""
     others = "mtp_num_hidden_layers|num_nextn_predict_layers|num_mtp_modules|num_mtp_layers"
     if not family.mtp:
-        if reader.raw(others):
-            unsized.append(f"{reader.raw(others)} layers of multi-token prediction")
+        found = [reader.raw(name) for name in others.split("|") if reader.raw(name)]
+        if found:
+            unsized.append(f"{found[0]} layers of multi-token prediction")
         return
     hidden = reader.count("hidden_size")
     for _ in range(reader.size(family.mtp, 0)):

@@ -166,33 +166,17 @@ class Latent:
 
 @dataclass(frozen=True)
 class State:
-    """A mixer that keeps a state of fixed size: linear attention, state space, short convolution. `matrices` are its
-    projections in, `vectors` what is left (decays, biases, norms, convolution), each name to a size; all of them, the
-    `inner` values into its last projection and its state are divided by heads, of which there are `heads`."""
+    """A mixer that keeps a state of fixed size: linear attention, state space, short convolution. `parts` are its
+    tensors; `states` the bytes that it keeps of a request, each with the number of heads (or groups) that it is of."""
 
-    name: str
-    heads: int
-    inner: int
-    matrices: tuple[tuple[str, int, int], ...]
-    """Name, rows, and columns (0: the layer's input)."""
-    vectors: tuple[tuple[str, int], ...]
-    state_bytes: int
-    out_bias: bool = False
-    groups: int = 0
-    """Heads of keys that the heads share, where there are fewer."""
+    parts: tuple[Tensor, ...]
+    states: tuple[tuple[int, int], ...]
 
     def tensors(self, hidden: int) -> Iterator[Tensor]:
-        part = Part.STATE
-        for name, rows, columns in self.matrices:
-            yield Tensor(part, f"{self.name}.{name}", rows, columns or hidden, Split.ROWS, units=self.heads)
-        for name, size in self.vectors:
-            yield vector(part, f"{self.name}.{name}", size, Split.ROWS, self.heads)
-        yield Tensor(part, f"{self.name}.out_proj", hidden, self.inner, Split.COLUMNS, units=self.heads)
-        if self.out_bias:
-            yield vector(part, f"{self.name}.out_proj.bias", hidden)
+        yield from self.parts
 
     def caches(self) -> tuple[Cache, ...]:
-        return (Cache(CacheKind.STATE, self.heads, state_bytes=self.state_bytes),)
+        return tuple(Cache(CacheKind.STATE, units, state_bytes=size) for units, size in self.states if size)
 
 
 @dataclass(frozen=True)
@@ -237,17 +221,18 @@ class Experts:
     beside: Dense | None = None
     router_extra: int = 0
     """`correction`: a value an expert that balances their load; `router_extra`: other parameters of the router."""
+    name: str = "mlp."
 
     def tensors(self, hidden: int) -> Iterator[Tensor]:
         inner, part = self.latent or hidden, Part.EXPERTS
         choices = self.count + self.empty
-        yield Tensor(Part.ROUTER, "mlp.gate", choices, hidden, rounded=False)
+        yield Tensor(Part.ROUTER, f"{self.name}gate", choices, hidden, rounded=False)
         if self.router_bias:
-            yield vector(Part.ROUTER, "mlp.gate.bias", choices)
+            yield vector(Part.ROUTER, f"{self.name}gate.bias", choices)
         if self.correction:
-            yield replace(vector(Part.ROUTER, "mlp.gate.e_score_correction_bias", choices), buffer=True)
+            yield replace(vector(Part.ROUTER, f"{self.name}gate.e_score_correction_bias", choices), buffer=True)
         if self.router_extra:
-            yield vector(Part.ROUTER, "mlp.gate.scale", self.router_extra)
+            yield vector(Part.ROUTER, f"{self.name}gate.scale", self.router_extra)
         for name in ("gate_proj", "up_proj") if self.gated else ("up_proj",):
             yield self._routed(name, self.width, inner)
             if self.bias:
@@ -256,20 +241,22 @@ class Experts:
         if self.bias:
             yield replace(self._routed("down_proj.bias", inner, 1), rounded=False)
         if self.latent:
-            yield Tensor(part, "mlp.fc1_latent_proj", self.latent, hidden)
-            yield Tensor(part, "mlp.fc2_latent_proj", hidden, self.latent)
+            yield Tensor(part, f"{self.name}fc1_latent_proj", self.latent, hidden)
+            yield Tensor(part, f"{self.name}fc2_latent_proj", hidden, self.latent)
         if self.latent_norm:
-            yield vector(part, "mlp.latent_norm", self.latent_norm)
+            yield vector(part, f"{self.name}latent_norm", self.latent_norm)
         if self.shared:
-            yield from Dense(self.shared, self.shared_gated, part=Part.SHARED, name="mlp.shared_experts").tensors(hidden)
+            yield from Dense(self.shared, self.shared_gated, part=Part.SHARED, name=f"{self.name}shared_experts").tensors(
+                hidden
+            )
         if self.shared_gate:
-            yield Tensor(Part.SHARED, "mlp.shared_expert_gate", 1, hidden, rounded=False)
+            yield Tensor(Part.SHARED, f"{self.name}shared_expert_gate", 1, hidden, rounded=False)
         if self.beside:
             yield from self.beside.tensors(hidden)
 
     def _routed(self, name: str, rows: int, columns: int) -> Tensor:
         return Tensor(
-            Part.EXPERTS, f"mlp.experts.{name}", rows, columns, Split.EXPERTS, self.count, self.used, units=self.width
+            Part.EXPERTS, f"{self.name}experts.{name}", rows, columns, Split.EXPERTS, self.count, self.used, units=self.width
         )
 
 

@@ -97,7 +97,10 @@ class Reader(Fields):
 
     def assumptions(self) -> dict[str, Any]:
         """Fields that are not in the file, with the values that the architecture's own code gives them."""
-        return {**self.assumed, **{name: value for child in self._children for name, value in child.assumptions().items()}}
+        return {
+            **self.assumed,
+            **{name: value for child in self._children for name, value in child.assumptions().items()},
+        }
 
     def pass_over(self, *fields: str) -> None:
         """These do not matter to this architecture."""

@@ -192,6 +192,7 @@ class Mixture:
     empty: str = ""
     beside: FeedRule | None = None
     router_extra: Callable[[Reader, int], int] | None = None
+    name: str = "mlp."
 
     def __call__(self, reader: Reader, layer: int, layers: int) -> Experts:
         count, used = sized(reader, self.experts, layer, layers), sized(reader, self.used, layer, layers)
@@ -209,7 +210,7 @@ class Mixture:
             latent=latent, latent_norm=latent if latent and switched(reader, self.latent_norm) else 0,
             empty=sized(reader, f"{self.empty}=0") if self.empty else 0,
             beside=beside if isinstance(beside, Dense) else None,
-            router_extra=self.router_extra(reader, count) if self.router_extra else 0,
+            router_extra=self.router_extra(reader, count) if self.router_extra else 0, name=self.name,
         )  # fmt: skip
 
     def _shared(self, reader: Reader, width: int) -> int:
@@ -289,7 +290,9 @@ def windows(otherwise: Kinds | None = None) -> Kinds:
 
     def kinds(reader: Reader, layers: int) -> list[str]:
         if reader.raw("layer_types") is not None or otherwise is not None:
-            names = {one: one for one in ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")}
+            names = {
+                one: one for one in ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
+            }
             return named("layer_types", otherwise or same("full_attention"), names)(reader, layers)
         slides = reader.flag("use_sliding_window", False) and reader.raw("sliding_window") is not None
         full = reader.size("max_window_layers", layers) if slides else layers

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tailrace.twin.shapes.parts import State
 from tailrace.twin.shapes.reading import Reader
-from tailrace.twin.shapes.rules import HEADS, HIDDEN, Size, Switch, sized, switched
+from tailrace.twin.shapes.rules import HEADS, HIDDEN, Switch, switched
+from tailrace.twin.shapes.tensors import Part, Split, Tensor, vector
 
 TYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -27,41 +27,62 @@ CONV_BYTES = 2
 """Of a value of a convolution's state, which is kept in the model's own type of 16 bits."""
 
 
+def rows(name: str, count: int, columns: int, units: int) -> Tensor:
+    """A product whose outputs are of so many heads (or groups of them, which ranks share where they are fewer)."""
+    return Tensor(Part.STATE, name, count, columns, Split.KV, units=units)
+
+
+def columns(name: str, count: int, columns: int, units: int) -> Tensor:
+    """A product whose inputs are."""
+    return Tensor(Part.STATE, name, count, columns, Split.COLUMNS, units=units)
+
+
+def each(name: str, count: int, units: int) -> Tensor:
+    """A vector that is."""
+    return vector(Part.STATE, name, count, Split.KV, units)
+
+
 def delta(reader: Reader, layer: int, layers: int) -> State:
     """Gated DeltaNet (Yang 2024) with Qwen3-Next's fields: keys of `k` heads shared by `v` heads of values, a short
     convolution over queries, keys and values, and a state of [head of keys, head of values] for each head of values."""
+    hidden = reader.count(HIDDEN)
     k, v = reader.count("linear_num_key_heads"), reader.count("linear_num_value_heads")
     dk, dv = reader.count("linear_key_head_dim"), reader.count("linear_value_head_dim")
     kernel = reader.count("linear_conv_kernel_dim")
     if v % k:
         raise reader.refuse("linear_num_value_heads", f"is {v}, not a multiple of {k} heads of keys")
-    mixed = 2 * k * dk + v * dv
-    state = CONV_BYTES * mixed * (kernel - 1) + state_type(reader, "mamba_ssm_dtype") * v * dk * dv
-    return State(
-        "linear_attn", v, v * dv,
-        (("in_proj_qkv", mixed, 0), ("in_proj_z", v * dv, 0), ("in_proj_b", v, 0), ("in_proj_a", v, 0)),
-        (("conv1d", mixed * kernel), ("dt_bias", v), ("A_log", v), ("norm", dv)),
-        state, groups=k,
+    keys, values = 2 * k * dk, v * dv
+    parts = (
+        rows("linear_attn.in_proj_qkv", keys, hidden, k), rows("linear_attn.in_proj_qkv", values, hidden, v),
+        rows("linear_attn.in_proj_z", values, hidden, v), rows("linear_attn.in_proj_b", v, hidden, v),
+        rows("linear_attn.in_proj_a", v, hidden, v), columns("linear_attn.out_proj", hidden, values, v),
+        each("linear_attn.conv1d", keys * kernel, k), each("linear_attn.conv1d", values * kernel, v),
+        each("linear_attn.dt_bias", v, v), each("linear_attn.A_log", v, v), vector(Part.STATE, "linear_attn.norm", dv),
     )  # fmt: skip
+    recurrent = state_type(reader, "mamba_ssm_dtype") * v * dk * dv
+    kept = CONV_BYTES * (kernel - 1)
+    return State(parts, ((v, recurrent + kept * values), (k, kept * keys)))
 
 
 def kimi_delta(reader: Reader, layer: int, layers: int) -> State:
     """Kimi Delta Attention (Kimi Linear, section 3): a delta rule whose decay is one a channel."""
+    hidden = reader.count(HIDDEN)
     fields = reader.child("linear_attn_config")
     if fields is None:
         raise reader.refuse("linear_attn_config", "is missing")
     fields.pass_over("kda_layers", "full_attn_layers")
     heads, dim, kernel = fields.count("num_heads"), fields.count("head_dim"), fields.count("short_conv_kernel_size")
-    full_rank = fields.flag("use_full_rank_gate", False)
     wide = heads * dim
-    gate: tuple[tuple[str, int, int], ...] = (("g_a_proj", dim, 0), ("g_b_proj", wide, dim))
-    if full_rank:
-        gate = (("g_proj", wide, 0),)
-    inputs = tuple((f"{name}_proj", wide, 0) for name in "qkv")
-    decay = (("f_a_proj", dim, 0), ("f_b_proj", wide, dim), ("b_proj", heads, 0))
-    state = CONV_BYTES * 3 * wide * (kernel - 1) + 4 * heads * dim * dim
-    vectors = (("conv1d", 3 * wide * kernel), ("dt_bias", wide), ("A_log", heads), ("o_norm", dim))
-    return State("self_attn", heads, wide, inputs + decay + gate, vectors, state)
+    low = (Tensor(Part.STATE, "self_attn.g_a_proj", dim, hidden), rows("self_attn.g_b_proj", wide, dim, heads))
+    gate = (rows("self_attn.g_proj", wide, hidden, heads),) if fields.flag("use_full_rank_gate", False) else low
+    parts = (
+        *(rows(f"self_attn.{name}_proj", wide, hidden, heads) for name in "qkv"), *gate,
+        Tensor(Part.STATE, "self_attn.f_a_proj", dim, hidden), rows("self_attn.f_b_proj", wide, dim, heads),
+        rows("self_attn.b_proj", heads, hidden, heads), columns("self_attn.o_proj", hidden, wide, heads),
+        each("self_attn.conv1d", 3 * wide * kernel, heads), each("self_attn.dt_bias", wide, heads),
+        each("self_attn.A_log", heads, heads), vector(Part.STATE, "self_attn.o_norm", dim),
+    )  # fmt: skip
+    return State(parts, ((heads, CONV_BYTES * 3 * wide * (kernel - 1) + 4 * heads * dim * dim),))
 
 
 @dataclass(frozen=True)
@@ -83,23 +104,27 @@ class Mamba2:
     inner: str = ""
 
     def __call__(self, reader: Reader, layer: int, layers: int) -> State:
-        heads, dim = reader.count(self.heads), self._head_dim(reader)
+        hidden, heads, dim = reader.count(HIDDEN), reader.count(self.heads), self._head_dim(reader)
         groups, states, kernel = reader.count(self.groups), reader.count(self.state), reader.count(self.kernel)
         reader.pass_over(*self.expand.split("|"))  # heads and their size say it
-        inner = heads * dim
         if heads % groups:
             raise reader.refuse(self.groups, f"is {groups}, which does not divide {heads} heads")
-        mixed = inner + 2 * groups * states
-        into = inner + mixed + heads
-        vectors = [("conv1d", mixed * (kernel + switched(reader, self.conv_bias)))]
-        vectors += [("dt_bias", heads), ("A_log", heads), ("D", heads)]
+        inner, shared, name = heads * dim, 2 * groups * states, self.name
+        wide = kernel + switched(reader, self.conv_bias)
+        parts = [
+            rows(f"{name}.in_proj", 2 * inner + heads, hidden, heads), rows(f"{name}.in_proj", shared, hidden, groups),
+            columns(f"{name}.out_proj", hidden, inner, heads), each(f"{name}.conv1d", inner * wide, heads),
+            each(f"{name}.conv1d", shared * wide, groups), each(f"{name}.ssm", 3 * heads, heads),
+        ]  # fmt: skip
         if switched(reader, self.normed):
-            vectors.append(("norm", inner))
+            parts.append(each(f"{name}.norm", inner, heads))
         if switched(reader, self.bias):
-            vectors.append(("in_proj.bias", into))
-        state = CONV_BYTES * mixed * (kernel - 1) + state_type(reader, self.dtype) * heads * dim * states
-        return State(self.name, heads, inner, (("in_proj", into, 0),), tuple(vectors), state,
-                     switched(reader, self.out_bias), groups)  # fmt: skip
+            parts += [each(f"{name}.bias", 2 * inner + heads, heads), each(f"{name}.bias", shared, groups)]
+        if switched(reader, self.out_bias):
+            parts.append(vector(Part.STATE, f"{name}.out_proj.bias", hidden))
+        recurrent = state_type(reader, self.dtype) * heads * dim * states
+        kept = CONV_BYTES * (kernel - 1)
+        return State(tuple(parts), ((heads, recurrent + kept * inner), (groups, kept * shared)))
 
     def _head_dim(self, reader: Reader) -> int:
         """A head's size; "auto" is what makes the heads as wide as the mixer."""
@@ -124,36 +149,42 @@ class Mamba1:
     name: str = "mamba"
 
     def __call__(self, reader: Reader, layer: int, layers: int) -> State:
-        hidden = reader.count(HIDDEN)
+        hidden, name = reader.count(HIDDEN), self.name
         inner = reader.count(self.inner) if self.inner else reader.count(self.expand) * hidden
         states, kernel = reader.count(self.states), reader.count(self.kernel)
         rank = -(-hidden // 16) if reader.raw(self.rank) in (None, "auto") else reader.count(self.rank)
-        biased = switched(reader, self.bias)
-        matrices = (("in_proj", 2 * inner, 0), ("x_proj", rank + 2 * states, inner), ("dt_proj", inner, rank))
-        vectors = [("conv1d", inner * (kernel + switched(reader, self.conv_bias)))]
-        vectors += [("dt_proj.bias", inner), ("A_log", inner * states), ("D", inner)]
+        parts = [
+            rows(f"{name}.in_proj", 2 * inner, hidden, inner), columns(f"{name}.x_proj", rank + 2 * states, inner, inner),
+            rows(f"{name}.dt_proj", inner, rank, inner), columns(f"{name}.out_proj", hidden, inner, inner),
+            each(f"{name}.conv1d", inner * (kernel + switched(reader, self.conv_bias)), inner),
+            each(f"{name}.ssm", inner * (states + 2), inner),
+        ]  # fmt: skip
         if self.normed:
-            vectors.append(("norms", rank + 2 * states))
-        if biased:
-            vectors.append(("in_proj.bias", 2 * inner))
-        state = CONV_BYTES * inner * (kernel - 1) + 4 * inner * states
-        return State(self.name, inner, inner, matrices, tuple(vectors), state, biased)
+            parts.append(vector(Part.STATE, f"{name}.norms", rank + 2 * states))
+        if switched(reader, self.bias):
+            parts += [each(f"{name}.bias", 2 * inner, inner), vector(Part.STATE, f"{name}.out_proj.bias", hidden)]
+        return State(tuple(parts), ((inner, CONV_BYTES * inner * (kernel - 1) + 4 * inner * states),))
 
 
 def short_convolution(reader: Reader, layer: int, layers: int) -> State:
     """LFM2's gated short convolution."""
     hidden, kernel, biased = reader.count(HIDDEN), reader.count("conv_L_cache"), reader.flag("conv_bias", False)
-    reader.pass_over("conv_dim", "conv_dim_out")
-    vectors = (("conv", hidden * (kernel + biased)), *((("in_proj.bias", 3 * hidden),) if biased else ()))
-    return State("conv", hidden, hidden, (("in_proj", 3 * hidden, 0),), vectors, CONV_BYTES * hidden * kernel, biased)
+    parts = [
+        rows("conv.in_proj", 3 * hidden, hidden, hidden), columns("conv.out_proj", hidden, hidden, hidden),
+        each("conv.conv", hidden * (kernel + biased), hidden),
+    ]  # fmt: skip
+    if biased:
+        parts += [each("conv.bias", 3 * hidden, hidden), vector(Part.STATE, "conv.out_proj.bias", hidden)]
+    return State(tuple(parts), ((hidden, CONV_BYTES * hidden * (kernel - 1)),))
 
 
 def lightning(reader: Reader, layer: int, layers: int) -> State:
     """Lightning attention (MiniMax-01, section 2.2): a state of [head, head] for each head, gated."""
-    heads = reader.count(HEADS)
-    dim = reader.count("head_dim", reader.count(HIDDEN) // heads)
+    hidden, heads = reader.count(HIDDEN), reader.count(HEADS)
+    dim = reader.count("head_dim", hidden // heads)
     wide = heads * dim
-    matrices = (("qkv_proj", 3 * wide, 0), ("output_gate", wide, 0))
-    return State("self_attn", heads, wide, matrices, (("norm", wide),), 4 * heads * dim * dim)
-
-
+    parts = (
+        rows("self_attn.qkv_proj", 3 * wide, hidden, heads), rows("self_attn.output_gate", wide, hidden, heads),
+        columns("self_attn.out_proj", hidden, wide, heads), each("self_attn.norm", wide, heads),
+    )  # fmt: skip
+    return State(parts, ((heads, 4 * heads * dim * dim),))

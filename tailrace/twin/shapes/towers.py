@@ -73,7 +73,9 @@ def _qwen3_vl(reader: Reader, text: int) -> Iterator[tuple[int, int]]:
 def _qwen2_vl(reader: Reader, text: int) -> Iterator[tuple[int, int]]:
     width = reader.count("embed_dim")
     merged = width * reader.count("spatial_merge_size") ** 2
-    patch = reader.count("in_channels|in_chans", 3) * reader.count("temporal_patch_size") * reader.count("patch_size") ** 2
+    patch = (
+        reader.count("in_channels|in_chans", 3) * reader.count("temporal_patch_size") * reader.count("patch_size") ** 2
+    )
     yield width, patch
     yield 2 * width, 1
     yield merged, merged + 1
@@ -83,7 +85,9 @@ def _qwen2_vl(reader: Reader, text: int) -> Iterator[tuple[int, int]]:
 def _qwen25_vl(reader: Reader, text: int) -> Iterator[tuple[int, int]]:
     width = reader.count("hidden_size")
     merged = width * reader.count("spatial_merge_size") ** 2
-    patch = reader.count("in_channels|in_chans", 3) * reader.count("temporal_patch_size") * reader.count("patch_size") ** 2
+    patch = (
+        reader.count("in_channels|in_chans", 3) * reader.count("temporal_patch_size") * reader.count("patch_size") ** 2
+    )
     yield width, patch
     yield width, 1
     yield merged, merged + 1
@@ -153,24 +157,82 @@ def _kimi(reader: Reader, text: int) -> Iterator[tuple[int, int]]:
 _QWEN3 = Tower("depth", heads="num_heads", more=_qwen3_vl)
 
 _TOWERS: dict[tuple[str, ...], Tower] = {
-    ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen3_vl_vision", "qwen3_vl_moe_vision", "qwen3_5_vision",
-     "qwen3_5_moe_vision"): _QWEN3,
+    (
+        "qwen3_vl",
+        "qwen3_vl_moe",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_vl_vision",
+        "qwen3_vl_moe_vision",
+        "qwen3_5_vision",
+        "qwen3_5_moe_vision",
+    ): _QWEN3,
     ("qwen2_vl", "qwen2_vl_vision"): Tower("depth", "embed_dim", "embed_dim", "num_heads", more=_qwen2_vl),
-    ("qwen2_5_vl", "qwen2_5_vl_vision"): Tower("depth", heads="num_heads", gated=True, norm_bias=False, more=_qwen25_vl,
-                        ignored=("window_size", "fullatt_block_indexes", "spatial_patch_size", "in_channels")),
-    ("siglip_vision_model", "gemma3"): Tower(more=_siglip, ignored=("num_channels", "vision_use_head", "num_image_tokens", "projection_dim")),
-    ("pixtral", "mistral3"): Tower(gated=True, bias=False, norm_bias=False, more=_mistral3, ignored=("image_size", "head_dim")),
-    ("llama4_vision_model", "llama4"): Tower("num_hidden_layers=34", "hidden_size=1408", "intermediate_size=5632", "num_attention_heads=16",
-                                 more=_llama4,
-                                 ignored=("vision_output_dim", "pixel_shuffle_ratio", "num_channels", "projector_dropout",
-                                          "vision_feature_layer", "vision_feature_select_strategy", "rope_theta",
-                                          "multi_modal_projector_bias")),
-    ("gemma4_vision", "gemma4"): Tower(gated=True, bias=False, norm_bias=False, norms=4, head_norms=True, more=_gemma4,
-                           ignored=("attention_bias", "global_head_dim", "head_dim", "num_key_value_heads", "pooling_kernel_size",
-                                    "standardize", "use_clipped_linears", "default_output_length")),
-    ("kimi_k25", "kimi_k25_vision"): Tower("vt_num_hidden_layers", "vt_hidden_size", "vt_intermediate_size", "vt_num_attention_heads", more=_kimi,
-                         ignored=("init_pos_emb_time", "merge_type", "mm_projector_type", "pos_emb_type", "projector_hidden_act",
-                                  "projector_ln_eps", "video_attn_type")),
-}  # fmt: skip
+    ("qwen2_5_vl", "qwen2_5_vl_vision"): Tower(
+        "depth",
+        heads="num_heads",
+        gated=True,
+        norm_bias=False,
+        more=_qwen25_vl,
+        ignored=("window_size", "fullatt_block_indexes", "spatial_patch_size", "in_channels"),
+    ),
+    ("siglip_vision_model", "gemma3"): Tower(
+        more=_siglip, ignored=("num_channels", "vision_use_head", "num_image_tokens", "projection_dim")
+    ),
+    ("pixtral", "mistral3"): Tower(
+        gated=True, bias=False, norm_bias=False, more=_mistral3, ignored=("image_size", "head_dim")
+    ),
+    ("llama4_vision_model", "llama4"): Tower(
+        "num_hidden_layers=34",
+        "hidden_size=1408",
+        "intermediate_size=5632",
+        "num_attention_heads=16",
+        more=_llama4,
+        ignored=(
+            "vision_output_dim",
+            "pixel_shuffle_ratio",
+            "num_channels",
+            "projector_dropout",
+            "vision_feature_layer",
+            "vision_feature_select_strategy",
+            "rope_theta",
+            "multi_modal_projector_bias",
+        ),
+    ),
+    ("gemma4_vision", "gemma4"): Tower(
+        gated=True,
+        bias=False,
+        norm_bias=False,
+        norms=4,
+        head_norms=True,
+        more=_gemma4,
+        ignored=(
+            "attention_bias",
+            "global_head_dim",
+            "head_dim",
+            "num_key_value_heads",
+            "pooling_kernel_size",
+            "standardize",
+            "use_clipped_linears",
+            "default_output_length",
+        ),
+    ),
+    ("kimi_k25", "kimi_k25_vision"): Tower(
+        "vt_num_hidden_layers",
+        "vt_hidden_size",
+        "vt_intermediate_size",
+        "vt_num_attention_heads",
+        more=_kimi,
+        ignored=(
+            "init_pos_emb_time",
+            "merge_type",
+            "mm_projector_type",
+            "pos_emb_type",
+            "projector_hidden_act",
+            "projector_ln_eps",
+            "video_attn_type",
+        ),
+    ),
+}
 TOWERS: dict[str, Tower] = {name: tower for names, tower in _TOWERS.items() for name in names}
 """By the `model_type` of the vision's configuration, or by that of the whole where it has none of its own."""

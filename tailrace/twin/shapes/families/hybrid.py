@@ -27,8 +27,8 @@ ALL_SPARSE = same("sparse")
 QWEN_GATED = Grouped(head_dim=256, qk_norm=PER_HEAD, gate="wide")
 QWEN_MIXERS = {FULL: QWEN_GATED, LINEAR: delta}
 QWEN_KINDS = windows(every("full_attention_interval=4", FULL, LINEAR))
-QWEN_IGNORED = ("full_attention_interval", "attn_output_gate", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings",
-                "output_gate_type", "mlp_bias")  # fmt: skip
+QWEN_IGNORED = ("full_attention_interval", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "output_gate_type")
+QWEN_FIXED = {"attn_output_gate": (True,), "mlp_bias": (False,)}
 QWEN_SPARSE = Mixture("num_experts", shared="shared_expert_intermediate_size", shared_gate=True)
 
 NEMOTRON_LETTERS = {"M": LINEAR, "E": "moe", "*": FULL, "-": "mlp", LINEAR: LINEAR, "moe": "moe", FULL: FULL, "mlp": "mlp",
@@ -41,6 +41,13 @@ def _nemotron(reader: Reader, layers: int) -> list[str]:
     if reader.raw(field) is None:
         raise reader.refuse("hybrid_override_pattern", "is missing")
     return named(field, same(FULL), NEMOTRON_LETTERS)(reader, layers)
+
+
+def _nemotron_count(reader: Reader) -> int:
+    """Layers: as many as there are letters, where the file does not say."""
+    pattern = reader.raw("hybrid_override_pattern") or reader.raw("layers_block_type")
+    given = len(pattern) if isinstance(pattern, list | str) and pattern else None
+    return reader.count("num_hidden_layers", given, most=100_000)
 
 
 def _nemotron_mixers(reader: Reader, layers: int) -> list[str]:
@@ -69,7 +76,9 @@ def _jamba_mixers(reader: Reader, layers: int) -> list[str]:
 
 def _jamba_feeds(reader: Reader, layers: int) -> list[str]:
     period, offset = reader.count("expert_layer_period"), reader.size("expert_layer_offset", 1)
-    return ["sparse" if layer % period == offset and reader.size("num_experts") > 1 else "dense" for layer in range(layers)]
+    return [
+        "sparse" if layer % period == offset and reader.size("num_experts") > 1 else "dense" for layer in range(layers)
+    ]
 
 
 def _bamba(reader: Reader, layers: int) -> list[str]:
@@ -118,64 +127,245 @@ def _minimax(reader: Reader, layers: int) -> list[str]:
 
 
 FAMILIES = (
-    Family(("qwen3_next",), QWEN_MIXERS, {"dense": Gated(bias=False), "sparse": QWEN_SPARSE}, QWEN_KINDS, sparse_step,
-           ignored=(*QWEN_IGNORED, "intermediate_size")),
-    Family(("qwen3_5_moe_text",), QWEN_MIXERS, {"dense": Gated(bias=False), "sparse": QWEN_SPARSE}, QWEN_KINDS, sparse_step,
-           ignored=QWEN_IGNORED),
-    Family(("qwen3_5_text",), QWEN_MIXERS, {"dense": Gated(bias=False)}, QWEN_KINDS, ignored=QWEN_IGNORED),
-    Family(("nemotron_h",),
-           {FULL: Grouped(head_dim=128, bias=False, o_bias=False), LINEAR: Mamba2(bias="use_bias"), "none": ()},
-           {"dense": Gated(gated=False), "none": None,
-            "sparse": Mixture("n_routed_experts", gated=False, shared="moe_shared_expert_intermediate_size", correction=True,
-                              latent="moe_latent_size")},
-           _nemotron_mixers, _nemotron_feeds,
-           ignored=("attention_bias", "sliding_window", "intermediate_size", "moe_intermediate_size", "n_shared_experts",
-                    "mtp_hybrid_override_pattern", "mtp_layers_block_type", "num_nextn_predict_layers", "mamba_proj_bias",
-                    "moe_shared_expert_intermediate_size", "n_routed_experts", "num_experts_per_tok", "mlp_bias", "moe_latent_size",
-                    "attention_head_dim")),
-    Family(("falcon_h1",),
-           {FULL: (Grouped(o_bias="attention_bias"),
-                   Mamba2(bias="mamba_proj_bias", out_bias="projectors_bias", conv_bias="mamba_conv_bias=true",
-                          normed="mamba_rms_norm", inner="mamba_d_ssm", name="mamba"))},
-           {"dense": Gated()},
-           ignored=("attn_layer_indices", "mamba_norm_before_gate", "mamba_use_mlp", "mlp_expansion_factor",
-                    "mamba_d_ssm", "num_logits_to_keep", "time_step_rank")),
-    Family(("bamba",), {FULL: Grouped(), LINEAR: Mamba2(bias="mamba_proj_bias", out_bias="mamba_proj_bias",
-                                                        conv_bias="mamba_conv_bias=true", name="mamba")},
-           {"dense": Gated()}, _bamba),
-    Family(("granitemoehybrid",), {FULL: Grouped(), LINEAR: Mamba2(bias="mamba_proj_bias", out_bias="mamba_proj_bias",
-                                                                   conv_bias="mamba_conv_bias=true", name="mamba")},
-           {"dense": _granite_feed},
-           named("layer_types|layers_block_type", same(FULL), {"mamba": LINEAR, "attention": FULL, LINEAR: LINEAR, FULL: FULL}),
-           ignored=("position_embedding_type", "normalization_function", "layer_types")),
-    Family(("jamba",), {FULL: Grouped(bias=False, o_bias=False), LINEAR: Mamba1(bias="mamba_proj_bias", normed=True)},
-           {"dense": Gated(bias=False), "sparse": Mixture("num_experts", width="intermediate_size")}, _jamba_mixers, _jamba_feeds,
-           ignored=("sliding_window", "num_experts_per_tok", "attn_layer_offset", "expert_layer_offset", "layers_block_type")),
-    Family(("lfm2",), {FULL: Grouped(qk_norm=PER_HEAD, bias=False, o_bias=False), LINEAR: short_convolution},
-           {"dense": _lfm_dense}, _lfm, tied=True,
-           ignored=("full_attn_idxs", "block_dim", "block_ff_dim", "block_mlp_init_scale", "block_norm_eps",
-                    "block_out_init_scale", "block_use_swiglu", "block_use_xavier_init", "conv_use_xavier_init", "num_heads",
-                    "use_pos_enc", "tie_embedding", "theta", "conv_dim", "conv_dim_out", "conv_L_cache", "conv_bias")),
-    Family(("lfm2_moe",), {FULL: Grouped(qk_norm=PER_HEAD, bias=False, o_bias=False), LINEAR: short_convolution},
-           {"dense": Gated(bias=False), "sparse": Mixture("num_experts", correction="use_expert_bias=true")}, _lfm, _lfm_sparse,
-           tied=True, ignored=("full_attn_idxs", "tie_embedding", "conv_L_cache", "conv_bias")),
-    Family(("kimi_linear",), {FULL: Latents(gated="mla_use_output_gate"), LINEAR: kimi_delta},
-           {"dense": Gated(bias=False),
-            "sparse": Mixture("num_experts|n_routed_experts", "num_experts_per_token|num_experts_per_tok",
-                              shared_count="num_shared_experts|n_shared_experts", correction=True,
-                              latent="routed_expert_hidden_size", latent_norm="latent_moe_use_norm")},
-           _kimi, moe_frequency, mtp="num_nextn_predict_layers",
-           ignored=("head_dim", "moe_layer_freq", "num_key_value_heads")),
-    Family(("minimax",), {FULL: Grouped(bias=False, o_bias=False), LINEAR: lightning},
-           {"sparse": Mixture("num_local_experts", width="intermediate_size")}, _minimax, ALL_SPARSE,
-           ignored=("layernorm_full_attention_alpha", "layernorm_full_attention_beta", "layernorm_linear_attention_alpha",
-                    "layernorm_linear_attention_beta", "layernorm_mlp_alpha", "layernorm_mlp_beta", "postnorm", "block_size",
-                    "full_attn_alpha_factor", "full_attn_beta_factor", "linear_attn_alpha_factor", "linear_attn_beta_factor",
-                    "mlp_alpha_factor", "mlp_beta_factor", "shared_intermediate_size", "shared_moe_mode", "sliding_window")),
-    Family(("mamba2",), {LINEAR: Mamba2("num_heads", "head_dim", "n_groups", "state_size", bias="use_bias")}, {"none": None},
-           same(LINEAR), same("none"), ignored=("residual_in_fp32", "rms_norm", "norm_before_gate", "intermediate_size")),
-    Family(("mamba", "falcon_mamba"), {LINEAR: Mamba1(inner="intermediate_size", bias="use_bias", conv_bias="use_conv_bias=true",
-                                                       name="mixer")}, {"none": None}, same(LINEAR), same("none"), tied=True,
-           ignored=("d_inner", "d_model", "n_layer", "ssm_cfg", "rms_norm", "fused_add_norm", "pad_vocab_size_multiple",
-                    "use_falcon_mambapy", "use_mambapy", "mixer_rms_eps", "expand", "use_associative_scan")),
-)  # fmt: skip
+    Family(
+        ("qwen3_next",),
+        QWEN_MIXERS,
+        {"dense": Gated(bias=False), "sparse": QWEN_SPARSE},
+        QWEN_KINDS,
+        sparse_step,
+        ignored=(*QWEN_IGNORED, "intermediate_size"),
+        fixed=QWEN_FIXED,
+    ),
+    Family(
+        ("qwen3_5_moe_text",),
+        QWEN_MIXERS,
+        {"dense": Gated(bias=False), "sparse": QWEN_SPARSE},
+        QWEN_KINDS,
+        sparse_step,
+        ignored=QWEN_IGNORED,
+        fixed=QWEN_FIXED,
+    ),
+    Family(
+        ("qwen3_5_text",),
+        QWEN_MIXERS,
+        {"dense": Gated(bias=False)},
+        QWEN_KINDS,
+        ignored=QWEN_IGNORED,
+        fixed={**QWEN_FIXED, "mlp_only_layers": ([],)},
+    ),
+    Family(
+        ("nemotron_h",),
+        {FULL: Grouped(head_dim=128, bias=False, o_bias=False), LINEAR: Mamba2(bias="use_bias"), "none": ()},
+        {
+            "dense": Gated(gated=False),
+            "none": None,
+            "sparse": Mixture(
+                "n_routed_experts",
+                gated=False,
+                shared="moe_shared_expert_intermediate_size",
+                correction=True,
+                latent="moe_latent_size",
+            ),
+        },
+        _nemotron_mixers,
+        _nemotron_feeds,
+        layers=_nemotron_count,
+        fixed={
+            "attention_bias": (False,),
+            "sliding_window": (),
+            "mamba_proj_bias": (False,),
+            "n_shared_experts": (0, 1),
+        },
+        ignored=(
+            "time_step_rank",
+            "intermediate_size",
+            "moe_intermediate_size",
+            "mtp_hybrid_override_pattern",
+            "mtp_layers_block_type",
+            "num_nextn_predict_layers",
+            "moe_shared_expert_intermediate_size",
+            "n_routed_experts",
+            "num_experts_per_tok",
+            "mlp_bias",
+            "moe_latent_size",
+            "attention_head_dim",
+        ),
+    ),
+    Family(
+        ("falcon_h1",),
+        {
+            FULL: (
+                Grouped(o_bias="attention_bias"),
+                Mamba2(
+                    bias="mamba_proj_bias",
+                    out_bias="projectors_bias",
+                    conv_bias="mamba_conv_bias=true",
+                    normed="mamba_rms_norm",
+                    inner="mamba_d_ssm",
+                    name="mamba",
+                ),
+            )
+        },
+        {"dense": Gated()},
+        ignored=(
+            "attn_layer_indices",
+            "mamba_norm_before_gate",
+            "mlp_expansion_factor",
+            "mamba_d_ssm",
+            "num_logits_to_keep",
+            "time_step_rank",
+        ),
+        fixed={"mamba_use_mlp": (True,)},
+    ),
+    Family(
+        ("bamba",),
+        {
+            FULL: Grouped(),
+            LINEAR: Mamba2(
+                bias="mamba_proj_bias", out_bias="mamba_proj_bias", conv_bias="mamba_conv_bias=true", name="mamba"
+            ),
+        },
+        {"dense": Gated()},
+        _bamba,
+    ),
+    Family(
+        ("granitemoehybrid",),
+        {
+            FULL: Grouped(),
+            LINEAR: Mamba2(
+                bias="mamba_proj_bias", out_bias="mamba_proj_bias", conv_bias="mamba_conv_bias=true", name="mamba"
+            ),
+        },
+        {"dense": _granite_feed},
+        named(
+            "layer_types|layers_block_type",
+            same(FULL),
+            {"mamba": LINEAR, "attention": FULL, LINEAR: LINEAR, FULL: FULL},
+        ),
+        ignored=("position_embedding_type", "layer_types"),
+        fixed={"normalization_function": ("rmsnorm",)},
+    ),
+    Family(
+        ("jamba",),
+        {FULL: Grouped(bias=False, o_bias=False), LINEAR: Mamba1(bias="mamba_proj_bias", normed=True)},
+        {"dense": Gated(bias=False), "sparse": Mixture("num_experts", width="intermediate_size")},
+        _jamba_mixers,
+        _jamba_feeds,
+        ignored=(
+            "sliding_window",
+            "num_experts_per_tok",
+            "attn_layer_offset",
+            "expert_layer_offset",
+            "layers_block_type",
+        ),
+    ),
+    Family(
+        ("lfm2",),
+        {FULL: Grouped(qk_norm=PER_HEAD, bias=False, o_bias=False), LINEAR: short_convolution},
+        {"dense": _lfm_dense},
+        _lfm,
+        tied=True,
+        ignored=(
+            "full_attn_idxs",
+            "block_dim",
+            "block_ff_dim",
+            "block_mlp_init_scale",
+            "block_norm_eps",
+            "block_out_init_scale",
+            "block_use_swiglu",
+            "block_use_xavier_init",
+            "conv_use_xavier_init",
+            "num_heads",
+            "use_pos_enc",
+            "tie_embedding",
+            "theta",
+            "conv_dim",
+            "conv_dim_out",
+            "conv_L_cache",
+            "conv_bias",
+        ),
+    ),
+    Family(
+        ("lfm2_moe",),
+        {FULL: Grouped(qk_norm=PER_HEAD, bias=False, o_bias=False), LINEAR: short_convolution},
+        {"dense": Gated(bias=False), "sparse": Mixture("num_experts", correction="use_expert_bias=true")},
+        _lfm,
+        _lfm_sparse,
+        tied=True,
+        ignored=("full_attn_idxs", "tie_embedding", "conv_L_cache", "conv_bias"),
+    ),
+    Family(
+        ("kimi_linear",),
+        {FULL: Latents(gated="mla_use_output_gate"), LINEAR: kimi_delta},
+        {
+            "dense": Gated(bias=False),
+            "sparse": Mixture(
+                "num_experts|n_routed_experts",
+                "num_experts_per_token|num_experts_per_tok",
+                shared_count="num_shared_experts|n_shared_experts",
+                correction=True,
+                latent="routed_expert_hidden_size",
+                latent_norm="latent_moe_use_norm",
+            ),
+        },
+        _kimi,
+        moe_frequency,
+        mtp="num_nextn_predict_layers",
+        ignored=("head_dim", "moe_layer_freq", "num_key_value_heads"),
+    ),
+    Family(
+        ("minimax",),
+        {FULL: Grouped(bias=False, o_bias=False), LINEAR: lightning},
+        {"sparse": Mixture("num_local_experts", width="intermediate_size")},
+        _minimax,
+        ALL_SPARSE,
+        ignored=(
+            "layernorm_full_attention_alpha",
+            "layernorm_full_attention_beta",
+            "layernorm_linear_attention_alpha",
+            "layernorm_linear_attention_beta",
+            "layernorm_mlp_alpha",
+            "layernorm_mlp_beta",
+            "postnorm",
+            "block_size",
+            "full_attn_alpha_factor",
+            "full_attn_beta_factor",
+            "linear_attn_alpha_factor",
+            "linear_attn_beta_factor",
+            "mlp_alpha_factor",
+            "mlp_beta_factor",
+            "shared_moe_mode",
+        ),
+        fixed={"shared_intermediate_size": (0,), "sliding_window": ()},
+    ),
+    Family(
+        ("mamba2",),
+        {LINEAR: Mamba2("num_heads", "head_dim", "n_groups", "state_size", bias="use_bias")},
+        {"none": None},
+        same(LINEAR),
+        same("none"),
+        ignored=("residual_in_fp32", "rms_norm", "norm_before_gate", "intermediate_size"),
+    ),
+    Family(
+        ("mamba", "falcon_mamba"),
+        {LINEAR: Mamba1(inner="intermediate_size", bias="use_bias", conv_bias="use_conv_bias=true", name="mixer")},
+        {"none": None},
+        same(LINEAR),
+        same("none"),
+        tied=True,
+        ignored=(
+            "d_inner",
+            "d_model",
+            "n_layer",
+            "ssm_cfg",
+            "rms_norm",
+            "fused_add_norm",
+            "pad_vocab_size_multiple",
+            "use_falcon_mambapy",
+            "use_mambapy",
+            "mixer_rms_eps",
+            "expand",
+            "use_associative_scan",
+        ),
+    ),
+)

@@ -47,7 +47,7 @@ def _gemma4_feed(reader: Reader, layer: int, layers: int) -> Feed:
         reader.pass_over("num_experts", "top_k_experts", "moe_intermediate_size")
         return dense(reader, layer, layers)
     extra = reader.count("hidden_size") + reader.count("num_experts")
-    mixture = Mixture("num_experts", "top_k_experts", beside=dense, router_extra=lambda _, __: extra)
+    mixture = Mixture("num_experts", "top_k_experts", beside=dense, router_extra=lambda _, __: extra, name="")
     return mixture(reader, layer, layers)
 
 
@@ -178,15 +178,16 @@ def _streams(reader: Reader, layer: int, layers: int, kind: str) -> tuple[Tensor
     a table that says which experts a token uses."""
     count, hidden = reader.count("hc_mult"), reader.count("hidden_size")
     mixed = (2 + count) * count
-    made = [
-        Tensor(Part.OTHER, f"{name}.fn", mixed, count * hidden, rounded=False) for name in ("attn_hc", "ffn_hc")
-    ]
+    made = [Tensor(Part.OTHER, f"{name}.fn", mixed, count * hidden, rounded=False) for name in ("attn_hc", "ffn_hc")]
     return (*made, vector(Part.OTHER, "hc.base", 2 * (mixed + 3)))
 
 
 def _streams_top(reader: Reader, hidden: int) -> tuple[Tensor, ...]:
     count = reader.count("hc_mult")
-    return (Tensor(Part.OTHER, "hc_head.fn", count, count * hidden, rounded=False), vector(Part.OTHER, "hc_head", count + 1))
+    return (
+        Tensor(Part.OTHER, "hc_head.fn", count, count * hidden, rounded=False),
+        vector(Part.OTHER, "hc_head", count + 1),
+    )
 
 
 # --- Nemotron NAS ------------------------------------------------------------------------------------------------------
@@ -237,19 +238,63 @@ def _longcat_feed(reader: Reader, layer: int, layers: int) -> Experts:
 
 
 FAMILIES = (
-    Family(("gemma4_text",), {FULL: _gemma4_full, SLIDING: _gemma4_sliding}, {"dense": _gemma4_feed},
-           windows(every(6, FULL, SLIDING)), norms=4, tied=True, more=_gemma4_more, top=_per_layer_top,
-           ignored=("vocab_size_per_layer_input", "global_head_dim")),
-    Family(("deepseek_v4", "deepseek_ref"),
-           {SLIDING: CompressedRule(), "sparse": CompressedRule(4, 2, "compressed_sparse_attention", indexed=True),
-            "heavy": CompressedRule(128, 1, "heavily_compressed_attention")},
-           {"sparse": Mixture("n_routed_experts", shared_count="n_shared_experts", correction=True)}, _v4_mixers,
-           same("sparse"), more=_streams, top=_streams_top,
-           ignored=("num_hash_layers", "num_nextn_predict_layers", "mlp_layer_types", "layer_types", "attention_bias", "mlp_bias",
-                    "intermediate_size", "compress_rates")),
-    Family(("nemotron-nas", "deci"), {FULL: _nas_attention, "none": ()}, {"dense": _nas_feed, "none": None}, _nas_mixers,
-           _nas_feeds, ignored=("intermediate_size", "num_key_value_heads", "mlp_bias")),
-    Family(("longcat_flash",), {FULL: (Latents(), Latents())}, {"dense": _longcat_feed}, layers="num_layers", norms=4,
-           ignored=("zero_expert_type", "attention_method", "mla_scale_q_lora", "mla_scale_kv_lora", "num_hidden_layers",
-                    "intermediate_size", "emb_split_num")),
-)  # fmt: skip
+    Family(
+        ("gemma4_text",),
+        {FULL: _gemma4_full, SLIDING: _gemma4_sliding},
+        {"dense": _gemma4_feed},
+        windows(every(6, FULL, SLIDING)),
+        norms=4,
+        tied=True,
+        more=_gemma4_more,
+        top=_per_layer_top,
+        ignored=("vocab_size_per_layer_input", "global_head_dim"),
+    ),
+    Family(
+        ("deepseek_v4", "deepseek_ref"),
+        {
+            SLIDING: CompressedRule(),
+            "sparse": CompressedRule(4, 2, "compressed_sparse_attention", indexed=True),
+            "heavy": CompressedRule(128, 1, "heavily_compressed_attention"),
+        },
+        {"sparse": Mixture("n_routed_experts", shared_count="n_shared_experts", correction=True)},
+        _v4_mixers,
+        same("sparse"),
+        more=_streams,
+        top=_streams_top,
+        ignored=(
+            "num_hash_layers",
+            "num_nextn_predict_layers",
+            "mlp_layer_types",
+            "layer_types",
+            "intermediate_size",
+            "compress_rates",
+            "expert_dtype",
+        ),
+        fixed={"attention_bias": (False,), "mlp_bias": (False,)},
+    ),
+    Family(
+        ("nemotron-nas", "deci"),
+        {FULL: _nas_attention, "none": ()},
+        {"dense": _nas_feed, "none": None},
+        _nas_mixers,
+        _nas_feeds,
+        ignored=("intermediate_size", "num_key_value_heads"),
+        fixed={"mlp_bias": (False,)},
+    ),
+    Family(
+        ("longcat_flash",),
+        {FULL: (Latents(), Latents())},
+        {"dense": _longcat_feed},
+        layers="num_layers",
+        norms=4,
+        fixed={"attention_method": ("MLA",)},
+        ignored=(
+            "zero_expert_type",
+            "mla_scale_q_lora",
+            "mla_scale_kv_lora",
+            "num_hidden_layers",
+            "intermediate_size",
+            "emb_split_num",
+        ),
+    ),
+)
