@@ -82,7 +82,9 @@ def check(weights: Weights, context: int, users: int, kv: str) -> None:
     if context < 1 or users < 1:
         raise InvalidInput("--context and --users are at least 1", param="context")
     if trained is not None and context > trained:
-        raise InvalidInput(f"--context is {context:,}, but {weights.shape.name} has at most {trained:,}", param="context")
+        raise InvalidInput(
+            f"--context is {context:,}, but {weights.shape.name} has at most {trained:,}", param="context"
+        )
 
 
 def place(

@@ -87,7 +87,15 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return "bf16" if "bf16" in self.native else "fp16"
 
 
-_COMPUTED = (("fp8", "fp8"), ("mxfp8", "fp8"), ("int8", "int8"), ("mxfp4", "fp4"), ("nvfp4", "fp4"), ("fp16", "fp16"), ("fp32", "fp32"))
+_COMPUTED = (
+    ("fp8", "fp8"),
+    ("mxfp8", "fp8"),
+    ("int8", "int8"),
+    ("mxfp4", "fp4"),
+    ("nvfp4", "fp4"),
+    ("fp16", "fp16"),
+    ("fp32", "fp32"),
+)
 """Formats of weights, and the type that multiplies them natively. INT4 has none that is served."""
 
 

@@ -68,7 +68,9 @@ def parse(text: str, where: str, known: devices.Devices | None = None) -> Prices
     there = (known or devices.builtin()).devices
     for rent in made.rents:
         if rent.device not in there:
-            raise InvalidInput(f"{where}: a rent is of {rent.device!r}, which is no device of the catalogue", param="prices")
+            raise InvalidInput(
+                f"{where}: a rent is of {rent.device!r}, which is no device of the catalogue", param="prices"
+            )
     for name, api in made.apis.items():
         for field in ("usd_per_million_input", "usd_per_million_output", "usd_per_million_cached"):
             value = getattr(api, field)

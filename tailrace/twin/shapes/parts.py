@@ -246,9 +246,9 @@ class Experts:
         if self.latent_norm:
             yield vector(part, f"{self.name}latent_norm", self.latent_norm)
         if self.shared:
-            yield from Dense(self.shared, self.shared_gated, part=Part.SHARED, name=f"{self.name}shared_experts").tensors(
-                hidden
-            )
+            yield from Dense(
+                self.shared, self.shared_gated, part=Part.SHARED, name=f"{self.name}shared_experts"
+            ).tensors(hidden)
         if self.shared_gate:
             yield Tensor(Part.SHARED, f"{self.name}shared_expert_gate", 1, hidden, rounded=False)
         if self.beside:
@@ -256,7 +256,14 @@ class Experts:
 
     def _routed(self, name: str, rows: int, columns: int) -> Tensor:
         return Tensor(
-            Part.EXPERTS, f"{self.name}experts.{name}", rows, columns, Split.EXPERTS, self.count, self.used, units=self.width
+            Part.EXPERTS,
+            f"{self.name}experts.{name}",
+            rows,
+            columns,
+            Split.EXPERTS,
+            self.count,
+            self.used,
+            units=self.width,
         )
 
 

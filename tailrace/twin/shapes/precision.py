@@ -136,7 +136,9 @@ def scheme_of(config: dict[str, Any] | None, dtype: str | None, name: str, weigh
 
 
 def _read(config: dict[str, Any], own: Format, name: str) -> Scheme:
-    method = str(config.get("quant_method") or ("modelopt" if "quant_algo" in config or "config_groups" in config else ""))
+    method = str(
+        config.get("quant_method") or ("modelopt" if "quant_algo" in config or "config_groups" in config else "")
+    )
     reader = METHODS.get(method)
     if reader is None:
         raise ModelError(
@@ -145,7 +147,9 @@ def _read(config: dict[str, Any], own: Format, name: str) -> Scheme:
     try:
         rules = tuple(reader(config))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ModelError(f"{name}: quantization_config of {method} is not understood ({error!r:.80}): say --weights") from None
+        raise ModelError(
+            f"{name}: quantization_config of {method} is not understood ({error!r:.80}): say --weights"
+        ) from None
     names = list(dict.fromkeys(rule.form.name for rule in rules))
     return Scheme(f"{method} ({', '.join(names)})" if names else method, own, rules)
 
@@ -162,7 +166,11 @@ def _fp8(config: dict[str, Any]) -> Iterator[Rule]:
     if config.get("expert_dtype") == "fp4":
         yield Rule(FORMATS["mxfp4"], parts=(Part.EXPERTS,))
     block = config.get("weight_block_size")
-    form = FORMATS["fp8-tensor"] if not block else Format("fp8-block", 8, tile=(int(block[0]), int(block[1])), tile_bytes=4)
+    form = (
+        FORMATS["fp8-tensor"]
+        if not block
+        else Format("fp8-block", 8, tile=(int(block[0]), int(block[1])), tile_bytes=4)
+    )
     yield Rule(form, but=_skipped(config) if not config.get("quantized_layers") else ())
 
 

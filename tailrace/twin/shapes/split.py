@@ -102,7 +102,9 @@ def check(weights: Weights, parallel: Parallel) -> None:
     """Raises InvalidInput, which says why, where a model cannot be divided so."""
     found = objections(weights, parallel)
     if found:
-        raise InvalidInput(f"{weights.shape.name} cannot be divided by {parallel}: {'; '.join(found)}", param="parallel")
+        raise InvalidInput(
+            f"{weights.shape.name} cannot be divided by {parallel}: {'; '.join(found)}", param="parallel"
+        )
 
 
 def _against(tensor: Tensor, form: Format, parallel: Parallel) -> Iterator[str]:
