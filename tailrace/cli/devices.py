@@ -11,6 +11,7 @@ from tailrace.cli import ledgers
 
 if TYPE_CHECKING:
     from tailrace.twin.catalogue.devices import Device, Devices, Value
+    from tailrace.twin.catalogue.prices import Prices, Rent
 
 
 def command(
@@ -74,7 +75,8 @@ def _one(known: Devices, key: str, device: Device, *, as_json: bool) -> None:
     typer.echo(f"{device.name} ({key}): {device.architecture}, multiplies {', '.join(device.native)}\n")
     values = [("memory as sold", device.sold), ("memory", device.memory), ("bandwidth", device.bandwidth),
               *((f"{kind}, dense", rate) for kind, rate in device.rates.items()),
-              (f"link ({device.link_name})" if device.link_name else "link", device.link), ("power", device.power)]  # fmt: skip
+              (f"link ({device.link_name})" if device.link_name else "link", device.link),
+              ("power", device.power)]  # fmt: skip
     rows = []
     for name, value in values:
         if value is not None:
@@ -83,10 +85,7 @@ def _one(known: Devices, key: str, device: Device, *, as_json: bool) -> None:
     ledgers.table(["", "", "read on", "source"], rows, left=4)
 
 
-def _prices(money: object, device: str, *, apis: bool, as_json: bool) -> None:
-    from tailrace.twin.catalogue.prices import Prices
-
-    assert isinstance(money, Prices)
+def _prices(money: Prices, device: str, *, apis: bool, as_json: bool) -> None:
     if apis:
         if as_json:
             typer.echo(ledgers.as_json(money.apis))
@@ -97,7 +96,11 @@ def _prices(money: object, device: str, *, apis: bool, as_json: bool) -> None:
         typer.echo("US dollars a million tokens, as public pages said on that day:\n")
         ledgers.table(["API", "read on", "source", "in", "cached", "out"], rows, left=3)
         return
-    found = money.of(device, None)
+    show_rents(money.of(device, None), as_json=as_json)
+
+
+def show_rents(found: list[Rent], *, as_json: bool) -> None:
+    """Prints what devices cost an hour."""
     if as_json:
         typer.echo(ledgers.as_json(found))
         return

@@ -22,9 +22,9 @@ MOST_DEVICES = 1024
 
 @dataclass(frozen=True)
 class Reserve:
-    """What is assumed of the memory that neither weights nor KV take. `usable`: the share of a device's memory that an
-    engine takes; vLLM's default. `overhead_bytes`: activations, captured graphs, the runtime, on each device; as much as
-    vLLM 0.19 took for Llama-3.1-8B with 2,048 tokens a step in a public run on an RTX 4090."""
+    """What is assumed of the memory that neither weights nor KV take. `usable`: the share of a device's memory that
+    an engine takes; vLLM's default. `overhead_bytes`: activations, captured graphs, the runtime, on each device; as
+    much as vLLM 0.19 took for Llama-3.1-8B with 2,048 tokens a step in a public run on an RTX 4090."""
 
     usable: float = 0.9
     overhead_bytes: int = 1_240_000_000
@@ -32,9 +32,9 @@ class Reserve:
 
 @dataclass(frozen=True)
 class Fit:
-    """A model on devices. All bytes are of the fullest device. `users`: how many requests with `context` tokens each fit
-    at a time, on all devices together; `wanted`: how many must. `kv_budget` may be below zero: then not even weights fit.
-    `needs`: the least that it fits on, where it does not fit here."""
+    """A model on devices. All bytes are of the fullest device. `users`: how many requests with `context` tokens each
+    fit at a time, on all devices together; `wanted`: how many must. `kv_budget` may be below zero: then not even
+    weights fit. `needs`: the least that it fits on, where it does not fit here."""
 
     device: str
     device_bytes: int
@@ -122,7 +122,8 @@ def _users(
 def smallest(
     weights: Weights, name: str, device: Device, context: int, users: int, value_bytes: float, reserve: Reserve
 ) -> Fit | None:
-    """The fewest devices on which it fits, dividing tensors before layers; None where no number up to a thousand does."""
+    """The fewest devices on which it fits, dividing tensors before layers; None where no number up to a thousand
+    does."""
     budget = int(device.memory_bytes * reserve.usable) - reserve.overhead_bytes
     if budget <= 0:
         return None
@@ -136,8 +137,9 @@ def smallest(
 
 
 def parallels(weights: Weights, count: int, domain: int) -> Iterator[Parallel]:
-    """Valid ways to use so many devices for one replica: tensor parallelism within what sees each other over links (or
-    eight, where there are none), pipeline parallelism beyond, experts spread where tensors cannot be divided further."""
+    """Valid ways to use so many devices for one replica: tensor parallelism within what sees each other over links
+    (or eight, where there are none), pipeline parallelism beyond, experts spread where tensors cannot be divided
+    further."""
     for tp in range(min(count, max(domain, 8)), 0, -1):
         if count % tp:
             continue

@@ -14,7 +14,8 @@ import msgspec
 from tailrace.terms import InvalidInput
 
 UNITS = {
-    "B": 1.0, "MiB": 2.0**20, "GiB": 2.0**30, "GB": 1e9, "GB/s": 1e9, "TB/s": 1e12, "TFLOP/s": 1e12, "GFLOP/s": 1e9, "W": 1.0,
+    "B": 1.0, "MiB": 2.0**20, "GiB": 2.0**30, "GB": 1e9, "GB/s": 1e9, "TB/s": 1e12, "GFLOP/s": 1e9, "TFLOP/s": 1e12,
+    "W": 1.0,
 }  # fmt: skip
 """What a unit stands for, in bytes, bytes a second, operations a second, watts."""
 
@@ -57,8 +58,8 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One device. `rates` are dense, by type; `memory` is what programs can address; `link` is one direction between two
-    devices of a server, of which `domain` see each other so."""
+    """One device. `rates` are dense, by type; `memory` is what programs can address; `link` is one direction between
+    two devices of a server, of which `domain` see each other so."""
 
     name: str
     vendor: str
@@ -149,7 +150,8 @@ def _faults(device: Device, sources: dict[str, Source]) -> list[str]:
 
 
 def _sparse(device: Device) -> list[str]:
-    """Rates that only structured sparsity can explain. BF16 and FP16 are the same; FP8 is twice that, FP4 four times."""
+    """Rates that only structured sparsity can explain. BF16 and FP16 are the same; FP8 is twice that, FP4 four
+    times."""
     base = device.rates.get("bf16") or device.rates.get("fp16")
     if base is None:
         return ["rates has neither bf16 nor fp16"]

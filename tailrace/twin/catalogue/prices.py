@@ -1,4 +1,5 @@
-"""Prices: an hour of a device, a million tokens of an API; read and checked, and handed to the ledger as its profiles."""
+"""Prices: an hour of a device, a million tokens of an API; read and checked, and handed to the ledger as its
+profiles."""
 
 from __future__ import annotations
 

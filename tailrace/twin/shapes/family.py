@@ -18,13 +18,14 @@ Extra = Callable[[Reader, int], tuple[Tensor, ...]]
 class Family:
     """Models that share their rules.
 
-    `mixers` and `feeds` name the kinds of layers; `mixer_kinds` and `feed_kinds` say which layer is which. A kind with
-    several mixers has them side by side; one that neither names has nothing there. `norms`: norms of the model's width
-    in a layer with both, `norm_bias`: they have biases (LayerNorm). `tied`: what the architecture takes where the file
-    does not say. `more` are tensors of a layer, `top` of the model. `ignored`: fields that do not matter here although
-    they may elsewhere; `fixed`: those that may only say this, since anything else is another model. `single_norms`: norms
-    of a layer that has only one of the two parts. `mtp`: the field with the number of layers that predict a token further
-    and are like the last one, behind a projection of two inputs (DeepSeek-V3, section 2.2).
+    `mixers` and `feeds` name the kinds of layers; `mixer_kinds` and `feed_kinds` say which layer is which. A kind
+    with several mixers has them side by side; one that neither names has nothing there. `norms`: norms of the model's
+    width in a layer with both, `norm_bias`: they have biases (LayerNorm). `tied`: what the architecture takes where
+    the file does not say. `more` are tensors of a layer, `top` of the model. `ignored`: fields that do not matter
+    here although they may elsewhere; `fixed`: those that may only say this, since anything else is another model.
+    `single_norms`: norms of a layer that has only one of the two parts. `mtp`: the field with the number of layers
+    that predict a token further and are like the last one, behind a projection of two inputs (DeepSeek-V3, section
+    2.2).
     """
 
     types: tuple[str, ...]

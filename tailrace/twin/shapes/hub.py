@@ -33,8 +33,8 @@ class Repository:
     revision: str = "main"
 
     def fetch(self, path: str, limit: int, begin: int = 0) -> bytes | None:
-        """At most `limit` bytes of a file, from `begin` on; None where the repository has no such file. Raises ModelError
-        for what else goes wrong."""
+        """At most `limit` bytes of a file, from `begin` on; None where the repository has no such file. Raises
+        ModelError for what else goes wrong."""
         url = f"{self.endpoint}/{self.name}/resolve/{quote(self.revision, safe='')}/{quote(path)}"
         request = urllib.request.Request(url, headers={"Range": f"bytes={begin}-{begin + limit - 1}"})
         request.add_header("User-Agent", "tailrace")
@@ -47,7 +47,9 @@ class Repository:
                 return bytes(answer.read(limit))
         except urllib.error.HTTPError as error:
             with contextlib.closing(error):
-                return self._refused(url, error.code)
+                if error.code == 404:
+                    return None
+                raise self._refused(url, error.code) from None
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or error
             raise ModelError(f"{url}: cannot be read ({str(reason)[:120]})") from None
@@ -56,18 +58,17 @@ class Repository:
         """As `stored.Fetch` has it."""
         return self.fetch(path, count, begin)
 
-    def _refused(self, url: str, status: int) -> None:
-        if status == 404:
-            return
+    def _refused(self, url: str, status: int) -> ModelError:
         if status in (401, 403):
-            raise ModelError(
+            return ModelError(
                 f"{url}: the hub wants to know who asks ({status}): set HF_TOKEN, if you may read {self.name}"
             )
-        raise ModelError(f"{url}: the hub answered {status}")
+        return ModelError(f"{url}: the hub answered {status}")
 
 
 def repository(model: str) -> Repository | None:
-    """The repository that a name (owner/name) or an address (https://hub/owner/name) means; None where it means none."""
+    """The repository that a name (owner/name) or an address (https://hub/owner/name) means; None where it means
+    none."""
     endpoint = os.environ.get("HF_ENDPOINT", ENDPOINT).rstrip("/")
     if REPOSITORY.fullmatch(model):
         return Repository(model, endpoint)

@@ -109,8 +109,9 @@ class ModelShape:
 
 
 def shape_of(config: dict[str, Any], name: str = "config.json", *, text_only: bool = False) -> ModelShape:
-    """The shape that a configuration (`config.json`, parsed) describes. Raises ModelError, which names the field, for an
-    architecture that is not known, for fields that are missing or wrong, and for fields that nobody here understands.
+    """The shape that a configuration (`config.json`, parsed) describes. Raises ModelError, which names the field, for
+    an architecture that is not known, for fields that are missing or wrong, and for fields that nobody here
+    understands.
 
     `text_only` leaves encoders of images and sounds out."""
     whole = Reader(name, config)
@@ -118,13 +119,13 @@ def shape_of(config: dict[str, Any], name: str = "config.json", *, text_only: bo
     family = FAMILIES.get(kind)
     if family is None:
         raise ModelError(
-            f"{name}: the architecture {kind!r} is not known, so what its fields mean is not; known are {', '.join(sorted(FAMILIES))}"
+            f"{name}: the architecture {kind!r} is not known, so what its fields mean is not; known are "
+            f"{', '.join(sorted(FAMILIES))}"
         )
     unsized: list[str] = []
     layers = family.stack(text)
-    if text is not whole and text.raw("tie_word_embeddings") is None:
-        tied = whole.raw("tie_word_embeddings")
-        text.values["tie_word_embeddings"] = tied
+    if text is not whole and whole.raw("tie_word_embeddings") is not None:
+        text.values["tie_word_embeddings"] = whole.raw("tie_word_embeddings")
     outside = family.outside(text)
     mtp = tuple(_mtp(family, text, layers, unsized))
     towers = () if text_only else tuple(_towers(whole, text.count("hidden_size"), unsized))
@@ -136,8 +137,8 @@ def shape_of(config: dict[str, Any], name: str = "config.json", *, text_only: bo
     whole.pass_over("tie_word_embeddings", "compression_config")
     if unread := whole.unread():
         raise ModelError(
-            f"{name}: {', '.join(unread)[:300]} {'is' if len(unread) == 1 else 'are'} not understood for {kind} models, "
-            "and might change sizes"
+            f"{name}: {', '.join(unread)[:300]} {'is' if len(unread) == 1 else 'are'} not understood for {kind} "
+            "models, and might change sizes"
         )
     context = text.raw("max_position_embeddings|max_seq_len|n_positions|model_max_length")
     return ModelShape(
@@ -193,8 +194,8 @@ def _towers(whole: Reader, text_width: int, unsized: list[str]) -> Iterator[Tens
         tower = TOWERS.get(named)
         if tower is None:
             raise ModelError(
-                f"{whole.where}: the vision tower {named!r} is not known, so its weights cannot be counted; leave it out "
-                "with --text-only"
+                f"{whole.where}: the vision tower {named!r} is not known, so its weights cannot be counted; leave "
+                "it out with --text-only"
             )
         yield from tower.tensors(vision, text_width)
     audio = whole.child("audio_config")
@@ -203,8 +204,10 @@ def _towers(whole: Reader, text_width: int, unsized: list[str]) -> Iterator[Tens
             f"{whole.where}: the audio tower {audio.text('model_type', kind)!r} is not known, so its weights cannot be "
             "counted; leave it out with --text-only"
         )
-    whole.pass_over("projector_hidden_act", "vision_feature_layer", "vision_feature_select_strategy", "multimodal_projector_bias",
-                    "spatial_merge_size", "projector_bias", "language_model_only")  # fmt: skip
+    whole.pass_over(
+        "projector_hidden_act", "vision_feature_layer", "vision_feature_select_strategy", "multimodal_projector_bias",
+        "spatial_merge_size", "projector_bias", "language_model_only",
+    )  # fmt: skip
 
 
 def _mtp(family: Family, reader: Reader, layers: tuple[Layer, ...], unsized: list[str]) -> Iterator[Tensor]:

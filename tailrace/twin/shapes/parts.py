@@ -30,9 +30,9 @@ class Feed(Protocol):
 @dataclass(frozen=True)
 class Index:
     """A small attention that chooses which tokens (or blocks) the large one reads: DeepSeek Sparse Attention (V3.2,
-    section 2.1) and its kin. It keeps one key of `dim` a token, in `key_bytes`, or as the KV is kept where that is None.
-    `query_rank`: of the latent that its queries come from; 0: from the layer's input. `weighted`: it has weights of
-    heads. `norms`: parameters of its norms. `every`: tokens a key (compressed attention)."""
+    section 2.1) and its kin. It keeps one key of `dim` a token, in `key_bytes`, or as the KV is kept where that is
+    None. `query_rank`: of the latent that its queries come from; 0: from the layer's input. `weighted`: it has
+    weights of heads. `norms`: parameters of its norms. `every`: tokens a key (compressed attention)."""
 
     heads: int
     dim: int
@@ -201,9 +201,10 @@ class Dense:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of `count` experts of which a token uses `used`, chosen by a router, and what is computed beside them:
-    `shared`, an expert that all tokens use, and `beside`, a dense feed-forward. `latent`: the size that experts work in,
-    where that is not the model's width. `empty`: experts that only the router knows, and that compute nothing."""
+    """A mixture of `count` experts of which a token uses `used`, chosen by a router, and what is computed beside
+    them: `shared`, an expert that all tokens use, and `beside`, a dense feed-forward. `latent`: the size that experts
+    work in, where that is not the model's width. `empty`: experts that only the router knows, and that compute
+    nothing."""
 
     count: int
     used: int
@@ -222,6 +223,9 @@ class Experts:
     router_extra: int = 0
     """`correction`: a value an expert that balances their load; `router_extra`: other parameters of the router."""
     name: str = "mlp."
+    fitted: bool = False
+    """Whether `correction` counts as parameters, as some architectures have it."""
+    shared_bias: bool = False
 
     def tensors(self, hidden: int) -> Iterator[Tensor]:
         inner, part = self.latent or hidden, Part.EXPERTS
@@ -230,7 +234,8 @@ class Experts:
         if self.router_bias:
             yield vector(Part.ROUTER, f"{self.name}gate.bias", choices)
         if self.correction:
-            yield replace(vector(Part.ROUTER, f"{self.name}gate.e_score_correction_bias", choices), buffer=True)
+            fitted = vector(Part.ROUTER, f"{self.name}gate.e_score_correction_bias", choices)
+            yield replace(fitted, buffer=not self.fitted)
         if self.router_extra:
             yield vector(Part.ROUTER, f"{self.name}gate.scale", self.router_extra)
         for name in ("gate_proj", "up_proj") if self.gated else ("up_proj",):
@@ -247,7 +252,7 @@ class Experts:
             yield vector(part, f"{self.name}latent_norm", self.latent_norm)
         if self.shared:
             yield from Dense(
-                self.shared, self.shared_gated, part=Part.SHARED, name=f"{self.name}shared_experts"
+                self.shared, self.shared_gated, self.shared_bias, Part.SHARED, f"{self.name}shared_experts"
             ).tensors(hidden)
         if self.shared_gate:
             yield Tensor(Part.SHARED, f"{self.name}shared_expert_gate", 1, hidden, rounded=False)

@@ -1,8 +1,8 @@
 """Bytes of weights: formats with their scales, and which tensors a checkpoint has in which.
 
-A scheme is read from `quantization_config` (or the `hf_quant_config.json` beside a configuration), or made of a format's
-name. Tensors that a scheme does not name stay in the checkpoint's own type; embeddings, heads, norms, routers and biases
-do unless it names them.
+A scheme is read from `quantization_config` (or the `hf_quant_config.json` beside a configuration), or made of a
+format's name. Tensors that a scheme does not name stay in the checkpoint's own type; embeddings, heads, norms,
+routers and biases do unless it names them.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ FORMATS: dict[str, Format] = {
         Format("nvfp4", 4, group=16, group_bits=8, tensor_bytes=4),
     )
 }
-"""By name. Scales: fp8 and int8 one in float32 a row; fp8-block one for each 128 x 128 (DeepSeek-V3, section 3.3); int4
-one in 16 bits for each 128; mxfp8 and mxfp4 one in 8 bits for each 32 (OCP Microscaling 1.0); nvfp4 one in 8 bits for each
-16, and one in float32 a tensor."""
+"""By name. Scales: fp8 and int8 one in float32 a row; fp8-block one for each 128 x 128 (DeepSeek-V3, section 3.3);
+int4 one in 16 bits for each 128; mxfp8 and mxfp4 one in 8 bits for each 32 (OCP Microscaling 1.0); nvfp4 one in 8
+bits for each 16, and one in float32 a tensor."""
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "float": "fp32"}
 
@@ -142,7 +142,8 @@ def _read(config: dict[str, Any], own: Format, name: str) -> Scheme:
     reader = METHODS.get(method)
     if reader is None:
         raise ModelError(
-            f"{name}: quantization_config.quant_method is {method[:40]!r}; known are {', '.join(METHODS)}: say --weights"
+            f"{name}: quantization_config.quant_method is {method[:40]!r}; known are "
+            f"{', '.join(METHODS)}: say --weights"
         )
     try:
         rules = tuple(reader(config))
@@ -274,5 +275,5 @@ METHODS: dict[str, Callable[[dict[str, Any]], Iterator[Rule]]] = {
 }  # fmt: skip
 
 KV_FORMATS = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp32": 4.0}
-"""Bytes of a value of KV as serving engines keep it (FP8 with one scale a layer, which is nothing). Tailrace's own types
-have a scale a token and are in `tailrace info`."""
+"""Bytes of a value of KV as serving engines keep it (FP8 with one scale a layer, which is nothing). Tailrace's own
+types have a scale a token and are in `tailrace info`."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from tailrace.models.fields import Fields
 from tailrace.terms import ModelError
-from tailrace.twin.shapes.harmless import HARMLESS, PREFIXES
+from tailrace.twin.shapes.harmless import HARMLESS, PREFIXES, SUFFIXES
 
 
 class _Watched(dict[str, Any]):
@@ -32,7 +32,7 @@ class Reader(Fields):
         self._watched = _Watched(values)
         super().__init__(where, self._watched)
         self.assumed: dict[str, Any] = {}
-        self._children: list[Reader] = []
+        self._children: dict[str, Reader] = {}
 
     def raw(self, field: str, default: Any = None) -> Any:
         """A value as it stands; None and absent are the same."""
@@ -70,9 +70,10 @@ class Reader(Fields):
             return self.size(field, default)
         if len(value) != layers:
             raise self.refuse(field, f"has {len(value)} entries, but there are {layers} layers")
-        if type(value[layer]) is not int or not 0 <= value[layer] < 1 << 31:
-            raise self.refuse(field, f"has {str(value[layer])[:40]} for layer {layer}; expected a whole number")
-        return value[layer]
+        found = value[layer]
+        if not isinstance(found, int) or not 0 <= found < 1 << 31:
+            raise self.refuse(field, f"has {str(found)[:40]} for layer {layer}; expected a whole number")
+        return int(found)
 
     def listed(self, field: str, layers: int) -> list[Any] | None:
         """A list with an entry for each layer; None where there is none."""
@@ -91,16 +92,16 @@ class Reader(Fields):
             return None
         if not isinstance(value, dict):
             raise self.refuse(field, f"is {str(value)[:40]}; expected an object")
-        made = Reader(f"{self.where}: {field}", value)
-        self._children.append(made)
-        return made
+        if field not in self._children:
+            self._children[field] = Reader(f"{self.where}: {field}", value)
+        return self._children[field]
 
     def assumptions(self) -> dict[str, Any]:
         """Fields that are not in the file, with the values that the architecture's own code gives them."""
-        return {
-            **self.assumed,
-            **{name: value for child in self._children for name, value in child.assumptions().items()},
-        }
+        made = dict(self.assumed)
+        for child in self._children.values():
+            made |= child.assumptions()
+        return made
 
     def pass_over(self, *fields: str) -> None:
         """These do not matter to this architecture."""
@@ -114,7 +115,7 @@ class Reader(Fields):
             for name, value in self._watched.items()
             if name not in self._watched.asked and not _harmless(name, value)
         ]
-        return found + [name for child in self._children for name in child.unread()]
+        return found + [name for child in self._children.values() for name in child.unread()]
 
     def _name(self, field: str) -> str:
         """The one of a field's names that the file has; the first where it has none."""
@@ -131,4 +132,4 @@ class Reader(Fields):
 
 def _harmless(name: str, value: Any) -> bool:
     """Whether a field cannot change what is counted here: it is known, or says nothing."""
-    return value is None or name in HARMLESS or name.startswith(PREFIXES)
+    return value is None or name in HARMLESS or name.startswith(PREFIXES) or name.endswith(SUFFIXES)

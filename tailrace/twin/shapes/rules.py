@@ -174,8 +174,8 @@ class Gated:
 
 @dataclass(frozen=True)
 class Mixture:
-    """A mixture of experts. `shared` is the width of what all tokens use, where that has a field, and `shared_count` the
-    field that says how many of an expert's width it has."""
+    """A mixture of experts. `shared` is the width of what all tokens use, where that has a field, and `shared_count`
+    the field that says how many of an expert's width it has."""
 
     experts: Size = "num_experts|num_local_experts|n_routed_experts"
     used: Size = "num_experts_per_tok"
@@ -187,6 +187,8 @@ class Mixture:
     shared_gate: bool = False
     router_bias: Switch = False
     correction: Switch = False
+    fitted: bool = False
+    shared_bias: Switch = False
     latent: str = ""
     latent_norm: Switch = False
     empty: str = ""
@@ -206,6 +208,7 @@ class Mixture:
         return Experts(
             count, used, width, self.gated, switched(reader, self.bias),
             shared=self._shared(reader, width), shared_gated=self.gated, shared_gate=self.shared_gate,
+            fitted=self.fitted, shared_bias=switched(reader, self.shared_bias),
             router_bias=switched(reader, self.router_bias), correction=switched(reader, self.correction),
             latent=latent, latent_norm=latent if latent and switched(reader, self.latent_norm) else 0,
             empty=sized(reader, f"{self.empty}=0") if self.empty else 0,

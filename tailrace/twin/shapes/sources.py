@@ -30,10 +30,10 @@ class Described:
 
 
 def describe(model: str, *, weights: str | None = None, text_only: bool = False, headers: bool = False) -> Described:
-    """The model that `model` means: the path of a `config.json`, of a folder with one, or of a GGUF file; or a repository
-    on a hub (OWNER/NAME or its address), of which configuration, index and headers are read by range requests. `weights`
-    names a format to store it in instead of its own; `headers` reads the header of every file. Raises ModelError and
-    InvalidInput, which say what is wrong."""
+    """The model that `model` means: the path of a `config.json`, of a folder with one, or of a GGUF file; or a
+    repository on a hub (OWNER/NAME or its address), of which configuration, index and headers are read by range
+    requests. `weights` names a format to store it in instead of its own; `headers` reads the header of every file.
+    Raises ModelError and InvalidInput, which say what is wrong."""
     path = Path(model).expanduser()
     if path.suffix.lower() == ".gguf":
         return _gguf(gguf.local(path), str(path), weights)

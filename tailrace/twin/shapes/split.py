@@ -1,8 +1,8 @@
 """What each rank of a parallel deployment holds, and which degrees are valid.
 
 Tensor parallelism (TP) divides heads, widths and the vocabulary; pipeline parallelism (PP) divides layers; data
-parallelism (DP) repeats attention; expert parallelism (EP) gives whole experts to groups of the TP x DP ranks, and what is
-left of those divides each expert. Without EP, every one of the DP ranks is a replica of its own.
+parallelism (DP) repeats attention; expert parallelism (EP) gives whole experts to groups of the TP x DP ranks, and
+what is left of those divides each expert. Without EP, every one of the DP ranks is a replica of its own.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ def _widths(tensor: Tensor, form: Format, degree: int) -> Iterator[str]:
         return
     part = (rows, columns // degree) if _inward(tensor) else (rows // degree, columns)
     if not form.pads and form.whole(rows, columns) and not form.whole(*part):
-        yield f"{form.name} has groups of {form.group or form.tile}, which {tensor.name} of {divided} by {degree} would cut"
+        group = form.group or form.tile
+        yield f"{form.name} has groups of {group}, which {tensor.name} of {divided} by {degree} would cut"
 
 
 def _inward(tensor: Tensor) -> bool:
@@ -175,8 +176,8 @@ def _cut(tensor: Tensor, form: Format, degree: int) -> Tensor:
 
 
 def stages(layers: int, pp: int) -> list[range]:
-    """Layers of each stage, as even as they can be; where they do not divide, middle stages have one more (the first and
-    the last hold embedding and head)."""
+    """Layers of each stage, as even as they can be; where they do not divide, middle stages have one more (the first
+    and the last hold embedding and head)."""
     size, more = divmod(layers, pp)
     order = sorted(range(pp), key=lambda stage: (stage in (0, pp - 1), stage == pp - 1, stage))
     sizes = [size + (stage in order[:more]) for stage in range(pp)]

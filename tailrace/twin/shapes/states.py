@@ -154,7 +154,8 @@ class Mamba1:
         states, kernel = reader.count(self.states), reader.count(self.kernel)
         rank = -(-hidden // 16) if reader.raw(self.rank) in (None, "auto") else reader.count(self.rank)
         parts = [
-            rows(f"{name}.in_proj", 2 * inner, hidden, inner), columns(f"{name}.x_proj", rank + 2 * states, inner, inner),
+            rows(f"{name}.in_proj", 2 * inner, hidden, inner),
+            columns(f"{name}.x_proj", rank + 2 * states, inner, inner),
             rows(f"{name}.dt_proj", inner, rank, inner), columns(f"{name}.out_proj", hidden, inner, inner),
             each(f"{name}.conv1d", inner * (kernel + switched(reader, self.conv_bias)), inner),
             each(f"{name}.ssm", inner * (states + 2), inner),

@@ -27,8 +27,8 @@ Fetch = Callable[[str, int, int], bytes | None]
 
 @dataclass(frozen=True)
 class Stored:
-    """What headers say: values (parameters, and scales where there are any), bytes in all, and bytes by type. `whole` is
-    false where an index alone was read, which says bytes only."""
+    """What headers say: values (parameters, and scales where there are any), bytes in all, and bytes by type. `whole`
+    is false where an index alone was read, which says bytes only."""
 
     bytes: int
     values: int | None
@@ -54,8 +54,8 @@ def folder_fetch(folder: Path) -> Fetch:
 
 
 def read_stored(fetch: Fetch, where: str, *, every: bool) -> Stored | None:
-    """What the headers of a checkpoint say; None where it has none. Of many files only the index is read, unless `every`
-    one's header is wanted. Raises ModelError for headers that are wrong."""
+    """What the headers of a checkpoint say; None where it has none. Of many files only the index is read, unless
+    `every` one's header is wanted. Raises ModelError for headers that are wrong."""
     index = fetch(INDEX, MAX_HEADER, 0)
     if index is None:
         return read_files(fetch, [SINGLE], where) if fetch(SINGLE, 8, 0) is not None else None
@@ -68,7 +68,7 @@ def read_stored(fetch: Fetch, where: str, *, every: bool) -> Stored | None:
         return read_files(fetch, files, where)
     metadata = said.get("metadata")
     size = metadata.get("total_size") if isinstance(metadata, dict) else None
-    if type(size) not in (int, float) or size <= 0:
+    if not isinstance(size, int | float) or size <= 0:
         return read_files(fetch, files, where)
     return Stored(int(size), None, {}, len(files), False)
 

@@ -18,8 +18,9 @@ More = Callable[[Reader, int], Iterator[tuple[int, int]]]
 
 @dataclass(frozen=True)
 class Tower:
-    """A transformer's encoder. `bias` of its products, `norm_bias` of its norms; `head_norms`: norms on queries and keys
-    of a head; `norms`: norms of a layer; `scales`: vectors of its width in a layer; `more`: what is beside the layers."""
+    """A transformer's encoder. `bias` of its products, `norm_bias` of its norms; `head_norms`: norms on queries and
+    keys of a head; `norms`: norms of a layer; `scales`: vectors of its width in a layer; `more`: what is beside the
+    layers."""
 
     layers: Size = "num_hidden_layers"
     width: Size = "hidden_size"

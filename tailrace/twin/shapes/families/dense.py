@@ -6,7 +6,9 @@ What a file leaves out is what the architecture's class in transformers takes.
 from __future__ import annotations
 
 from tailrace.twin.shapes.family import Family
+from tailrace.twin.shapes.reading import Reader
 from tailrace.twin.shapes.rules import PER_HEAD, WHOLE, Gated, Grouped, every, named, same, windows
+from tailrace.twin.shapes.tensors import Part, Tensor, vector
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 DENSE = {"dense": Gated()}
@@ -15,6 +17,12 @@ DENSE = {"dense": Gated()}
 def sliding(rule: Grouped, window: str = "sliding_window") -> dict[str, Grouped]:
     """Attention to all, and the same to a window."""
     return {FULL: rule, SLIDING: rule.but(window=window)}
+
+
+def _xielu(reader: Reader, layer: int, layers: int, kind: str) -> tuple[Tensor, ...]:
+    """Apertus's activation has two parameters in each layer."""
+    fitted = reader.text("hidden_act", "xielu") == "xielu"
+    return (vector(Part.OTHER, "mlp.act_fn", 2),) if fitted else ()
 
 
 ANY = Grouped(window="sliding_window")
@@ -43,6 +51,7 @@ FAMILIES = (
         ("apertus",),
         {FULL: Grouped(qk_norm=PER_HEAD, normed="qk_norm=true")},
         {"dense": Gated(gated=False, bias=False)},
+        more=_xielu,
         fixed={"post_norm": (False,), "mlp_bias": (False,)},
     ),
     Family(
@@ -75,7 +84,7 @@ FAMILIES = (
         ignored=("sliding_window_pattern", "sliding_window"),
     ),
     Family(
-        ("phi3", "phi4"),
+        ("phi3",),
         {FULL: ANY.but(bias=False, o_bias=False)},
         {"dense": Gated(bias=False)},
         ignored=("max_window_layers", "use_sliding_window"),
@@ -169,6 +178,4 @@ FAMILIES = (
         windows(every(2, FULL, SLIDING)),
         tied=True,
     ),
-    Family(("helium",), {FULL: Grouped(head_dim=128, o_bias=False)}, DENSE),
-    Family(("bitnet",), {FULL: Grouped()}, {"dense": Gated(bias=False)}, norms=2),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tailrace.twin.shapes.families.dense import FULL, SLIDING, sliding
+from tailrace.twin.shapes.families.latent import DEEPSEEK, DEEPSEEK_FIXED, DEEPSEEK_IGNORED
 from tailrace.twin.shapes.family import Family
 from tailrace.twin.shapes.parts import Attention, Index
 from tailrace.twin.shapes.reading import Reader
@@ -11,25 +12,17 @@ from tailrace.twin.shapes.rules import (
     WHOLE,
     Gated,
     Grouped,
-    Latents,
     Mixture,
     after,
     every,
     moe_frequency,
     named,
     same,
-    sparse_index,
     sparse_step,
     windows,
 )
 
 ALL_SPARSE = same("sparse")
-DEEPSEEK = {
-    "dense": Gated(bias=False),
-    "sparse": Mixture("n_routed_experts", shared_count="n_shared_experts", correction=True),
-}
-DEEPSEEK_IGNORED = ("rope_interleave", "moe_layer_freq", "head_dim", "first_k_dense_replace", "num_experts")
-DEEPSEEK_FIXED = {"mlp_bias": (False,), "use_mla": (True,)}
 
 
 def _scout_feeds(reader: Reader, layers: int) -> list[str]:
@@ -174,7 +167,7 @@ FAMILIES = (
         DEEPSEEK,
         feed_kinds=moe_frequency,
         mtp="num_nextn_predict_layers",
-        ignored=DEEPSEEK_IGNORED,
+        ignored=(*DEEPSEEK_IGNORED, "intermediate_size"),
         fixed=DEEPSEEK_FIXED,
     ),
     Family(
@@ -231,10 +224,18 @@ FAMILIES = (
         {FULL: Grouped(bias="use_bias", o_bias="use_bias")},
         {
             "dense": Gated(bias="use_bias"),
-            "sparse": Mixture("moe_num_experts", "moe_k", shared_count="moe_num_shared_experts", correction=True),
+            "sparse": Mixture(
+                "moe_num_experts",
+                "moe_k",
+                shared_count="moe_num_shared_experts",
+                correction=True,
+                fitted=True,
+                shared_bias="use_bias",
+            ),
         },
         feed_kinds=_ernie_sparse,
         tied=True,
+        head_bias="use_bias",
         ignored=("moe_capacity", "moe_gate", "moe_use_aux_free", "num_nextn_predict_layers"),
     ),
     Family(
@@ -267,33 +268,6 @@ FAMILIES = (
             "no_rope_layer_interval",
             "attention_chunk_size",
         ),
-    ),
-    Family(
-        ("deepseek_v3", "kimi_k2", "glm4_moe_lite"),
-        {FULL: Latents()},
-        DEEPSEEK,
-        feed_kinds=moe_frequency,
-        mtp="num_nextn_predict_layers",
-        ignored=DEEPSEEK_IGNORED,
-        fixed=DEEPSEEK_FIXED,
-    ),
-    Family(
-        ("deepseek_v2",),
-        {FULL: Latents()},
-        {"dense": Gated(bias=False), "sparse": Mixture("n_routed_experts", shared_count="n_shared_experts")},
-        feed_kinds=moe_frequency,
-        ignored=DEEPSEEK_IGNORED,
-        fixed=DEEPSEEK_FIXED,
-    ),
-    Family(
-        ("deepseek_v32", "glm_moe_dsa"),
-        {FULL: Latents(index=sparse_index)},
-        DEEPSEEK,
-        named("layer_types", same(FULL), {"deepseek_sparse_attention": FULL, FULL: FULL}),
-        moe_frequency,
-        mtp="num_nextn_predict_layers",
-        ignored=DEEPSEEK_IGNORED,
-        fixed=DEEPSEEK_FIXED,
     ),
     Family(
         ("mimo_v2_flash",),
@@ -359,7 +333,7 @@ FAMILIES = (
         sliding(Grouped(qk_norm=PER_HEAD, gate="wide", head_dim=128)),
         {
             "dense": Gated(bias=False),
-            "sparse": Mixture("num_experts", shared_count="num_shared_experts", correction=True),
+            "sparse": Mixture("num_experts", shared_count="num_shared_experts", correction=True, fitted=True),
         },
         windows(every("global_attn_every_n_layers=4", FULL, SLIDING)),
         after("num_dense_layers=1"),

@@ -11,6 +11,7 @@ from tailrace.twin.shapes.rules import (
     Gated,
     Grouped,
     Latents,
+    MixerRule,
     Mixture,
     every,
     moe_frequency,
@@ -25,14 +26,16 @@ LINEAR = "linear_attention"
 ALL_SPARSE = same("sparse")
 
 QWEN_GATED = Grouped(head_dim=256, qk_norm=PER_HEAD, gate="wide")
-QWEN_MIXERS = {FULL: QWEN_GATED, LINEAR: delta}
+QWEN_MIXERS: dict[str, MixerRule] = {FULL: QWEN_GATED, LINEAR: delta}
 QWEN_KINDS = windows(every("full_attention_interval=4", FULL, LINEAR))
 QWEN_IGNORED = ("full_attention_interval", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "output_gate_type")
 QWEN_FIXED = {"attn_output_gate": (True,), "mlp_bias": (False,)}
 QWEN_SPARSE = Mixture("num_experts", shared="shared_expert_intermediate_size", shared_gate=True)
 
-NEMOTRON_LETTERS = {"M": LINEAR, "E": "moe", "*": FULL, "-": "mlp", LINEAR: LINEAR, "moe": "moe", FULL: FULL, "mlp": "mlp",
-                    "mamba": LINEAR, "attention": FULL}  # fmt: skip
+NEMOTRON_LETTERS = {
+    "M": LINEAR, "E": "moe", "*": FULL, "-": "mlp", "mamba": LINEAR, "moe": "moe", "attention": FULL, "mlp": "mlp",
+    LINEAR: LINEAR, FULL: FULL,
+}  # fmt: skip
 
 
 def _nemotron(reader: Reader, layers: int) -> list[str]:
@@ -123,7 +126,7 @@ def _minimax(reader: Reader, layers: int) -> list[str]:
     listed = reader.listed("attn_type_list", layers)
     if listed is not None:
         return [FULL if one else LINEAR for one in listed]
-    return windows(every(2, LINEAR, FULL, first=0))(reader, layers)
+    return windows(every(2, FULL, LINEAR, first=0))(reader, layers)
 
 
 FAMILIES = (

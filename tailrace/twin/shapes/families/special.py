@@ -14,7 +14,7 @@ from tailrace.twin.shapes.reading import Reader
 from tailrace.twin.shapes.rules import PER_HEAD, Gated, Grouped, Latents, Mixture, every, named, same, windows
 from tailrace.twin.shapes.tensors import Part, Split, Tensor, vector
 
-# --- Gemma 4 -----------------------------------------------------------------------------------------------------------
+# Gemma 4
 
 GEMMA4 = Grouped(head_dim=256, qk_norm=PER_HEAD)
 
@@ -82,7 +82,7 @@ def _per_layer_top(reader: Reader, hidden: int) -> tuple[Tensor, ...]:
     )
 
 
-# --- DeepSeek V4 -------------------------------------------------------------------------------------------------------
+# DeepSeek V4
 
 RATIOS = {0: SLIDING, 4: "sparse", 128: "heavy"}
 """Tokens that one entry of a layer's compressed cache stands for, and the kind of layer that it makes."""
@@ -94,8 +94,8 @@ V4_NAMES = {
 
 @dataclass(frozen=True)
 class Compressed:
-    """DeepSeek V4's attention: one head of keys that are values too, of the last `window` tokens, and entries that stand
-    for `every` tokens each; the output goes through groups of low rank. `index` chooses entries."""
+    """DeepSeek V4's attention: one head of keys that are values too, of the last `window` tokens, and entries that
+    stand for `every` tokens each; the output goes through groups of low rank. `index` chooses entries."""
 
     heads: int
     head: int
@@ -159,7 +159,8 @@ class CompressedRule:
             index = Index(reader.count("index_n_heads"), dim, key_bytes=dim + 4 * -(-dim // 128), every=step)
         return Compressed(
             reader.count("num_attention_heads"), reader.count("head_dim"), reader.count("q_lora_rank"),
-            reader.count("o_lora_rank"), reader.count("o_groups"), reader.count("sliding_window"), step, self.overlap, index,
+            reader.count("o_lora_rank"), reader.count("o_groups"), reader.count("sliding_window"), step, self.overlap,
+            index,
         )  # fmt: skip
 
 
@@ -190,7 +191,7 @@ def _streams_top(reader: Reader, hidden: int) -> tuple[Tensor, ...]:
     )
 
 
-# --- Nemotron NAS ------------------------------------------------------------------------------------------------------
+# Nemotron NAS
 
 
 def _block(reader: Reader, layer: int, layers: int, part: str) -> dict[str, Any]:
@@ -225,7 +226,7 @@ def _nas_feed(reader: Reader, layer: int, layers: int) -> Dense:
     return Dense(-(-width // 256) * 256)
 
 
-# --- LongCat -----------------------------------------------------------------------------------------------------------
+# LongCat
 
 
 def _longcat_feed(reader: Reader, layer: int, layers: int) -> Experts:
