@@ -31,7 +31,7 @@ def command(
     ] = None,
     api: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME[=IN/OUT]", help="What an API asks for a million tokens; a known one by name; repeatable."),
+        typer.Option(metavar="NAME[=IN/OUT]", help="What an API asks for a million tokens; known ones by name."),
     ] = None,
     prices: Annotated[bool, typer.Option("--prices", help="List the public prices of devices that are known.")] = False,
     ledger: ledgers.Place = None,

@@ -15,10 +15,14 @@ from tailrace.models.files.mapped import map_file
 from tailrace.terms import ModelError
 from tailrace.twin.shapes.model import ModelShape, shape_of
 from tailrace.twin.shapes.precision import BF16, Format, Scheme
-from tailrace.twin.shapes.stored import Stored
+from tailrace.twin.shapes.stored import Fetch, Stored
 from tailrace.twin.shapes.tensors import Tensor
 
 Header = GgufHeader
+
+FIRST = 1 << 20
+MOST = 128 << 20
+"""Bytes of a file that are read first, and at most. Vocabularies take some ten of them."""
 
 BLOCKS: dict[str, tuple[int, int]] = {str(kind): block for kind, block in BLOCK.items()} | {
     "Q8_1": (32, 36), "Q8_K": (256, 292), "IQ2_XXS": (256, 66), "IQ2_XS": (256, 74), "IQ3_XXS": (256, 98),
@@ -110,6 +114,22 @@ FLOAT = Format("F32", 32)
 def local(path: Path) -> Header:
     """The header of a file on this machine."""
     return parse_header(path, map_file(path))
+
+
+def remote(fetch: Fetch, name: str, where: str) -> Header:
+    """The header of a file that is read piece by piece, each as long as all before it. Raises ModelError where there
+    is no such file, where the header is wrong, and where it is longer than any real one."""
+    data = fetch(name, FIRST, 0)
+    if data is None:
+        raise ModelError(f"{where}: there is no {name}")
+    while True:
+        try:
+            return parse_header(Path(f"{where}/{name}"), data)
+        except ModelError:
+            more = fetch(name, len(data), len(data)) if len(data) < MOST else b""
+            if not more:
+                raise
+            data += more
 
 
 def described(file: Header) -> tuple[ModelShape, Scheme, Stored]:

@@ -31,6 +31,8 @@ class Repository:
     name: str
     endpoint: str
     revision: str = "main"
+    file: str = ""
+    """A GGUF file in it, where the address was of one."""
 
     def fetch(self, path: str, limit: int, begin: int = 0) -> bytes | None:
         """At most `limit` bytes of a file, from `begin` on; None where the repository has no such file. Raises
@@ -75,7 +77,8 @@ def repository(model: str) -> Repository | None:
     parts = urlsplit(model)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         return None
-    match = re.fullmatch(r"/?([^/]+/[^/]+)(?:/(?:tree|resolve|blob)/([^/]+).*)?/?", parts.path)
+    match = re.fullmatch(r"/?([^/]+/[^/]+)(?:/(?:tree|resolve|blob)/([^/]+)/?(.*))?/?", parts.path)
     if match is None or not REPOSITORY.fullmatch(match[1]):
         raise ModelError(f"{model}: expected an address such as {ENDPOINT}/OWNER/NAME")
-    return Repository(match[1], f"{parts.scheme}://{parts.netloc}", match[2] or "main")
+    file = match[3] if (match[3] or "").lower().endswith(".gguf") else ""
+    return Repository(match[1], f"{parts.scheme}://{parts.netloc}", match[2] or "main", file)

@@ -30,7 +30,7 @@ def matches(patterns: tuple[str, ...], layer: int | None, name: str) -> bool:
 @lru_cache(maxsize=8192)
 def _spellings(layer: int | None, name: str) -> tuple[str, ...]:
     """What checkpoints may call a module."""
-    ours, theirs = next(((ours, theirs) for ours, theirs in _DIALECTS if name.startswith(f"{ours}.")), ("", ()))
+    ours, theirs = next(((ours, theirs) for ours, theirs in _DIALECTS if f"{name}.".startswith(f"{ours}.")), ("", ()))
     names = (name, *(other + name.removeprefix(ours) for other in theirs))
     return names if layer is None else tuple(f"layers.{layer}.{one}" for one in names)
 

@@ -63,6 +63,11 @@ class Reader(Fields):
             return 0
         return self.count(field, default)
 
+    def take(self, field: str, value: int) -> int:
+        """What the architecture means where a field is absent, kept to be said."""
+        self.assumed[field.split("|")[0]] = value
+        return value
+
     def at(self, field: str, layer: int, layers: int, default: int | None = None) -> int:
         """A size that may be a list of one a layer."""
         value = self.raw(field)

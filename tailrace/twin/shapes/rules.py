@@ -82,7 +82,7 @@ class Grouped:
         heads = sized(reader, self.heads, layer, layers)
         kv_heads = self._kv_heads(reader, heads, layer, layers)
         key = self._head_dim(reader, heads, layer, layers)
-        value = sized(reader, self.value, layer, layers) if self.value and reader.raw(self.value) is not None else key
+        value = self._value(reader, key, layer, layers)
         if kv_heads == 0 or heads % kv_heads:
             raise reader.refuse(str(self.heads), f"is {heads}, not a multiple of {kv_heads} KV heads")
         bias = switched(reader, self.bias)
@@ -107,15 +107,23 @@ class Grouped:
         if isinstance(self.kv_heads, str) and "=" not in self.kv_heads and reader.raw(self.kv_heads) is None:
             if self.kv_default != "heads":
                 return sized(reader, f"{self.kv_heads}={self.kv_default}", layer, layers)
-            return heads
+            return reader.take(self.kv_heads, heads)
         return sized(reader, self.kv_heads, layer, layers)
+
+    def _value(self, reader: Reader, key: int, layer: int, layers: int) -> int:
+        """Values are as wide as keys unless a field says otherwise."""
+        if not self.value:
+            return key
+        if reader.raw(self.value) is None:
+            return reader.take(self.value, key)
+        return sized(reader, self.value, layer, layers)
 
     def _head_dim(self, reader: Reader, heads: int, layer: int, layers: int) -> int:
         if reader.raw(self.head) is None and self.head_dim is None:
             hidden = reader.count(HIDDEN)
             if hidden % heads:
                 raise reader.refuse(HIDDEN, f"is {hidden}, not a multiple of {heads} heads, and {self.head} is missing")
-            return hidden // heads
+            return reader.take(self.head, hidden // heads)
         return reader.at(self.head, layer, layers, self.head_dim)
 
     def but(self, **changes: object) -> Grouped:

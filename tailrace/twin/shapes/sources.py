@@ -31,11 +31,11 @@ class Described:
 
 def describe(model: str, *, weights: str | None = None, text_only: bool = False, headers: bool = False) -> Described:
     """The model that `model` means: the path of a `config.json`, of a folder with one, or of a GGUF file; or a
-    repository on a hub (OWNER/NAME or its address), of which configuration, index and headers are read by range
-    requests. `weights` names a format to store it in instead of its own; `headers` reads the header of every file.
-    Raises ModelError and InvalidInput, which say what is wrong."""
+    repository on a hub (OWNER/NAME or its address, or that of a .gguf file in it), of which configuration, index and
+    headers are read by range requests. `weights` names a format to store it in instead of its own; `headers` reads
+    the header of every file. Raises ModelError and InvalidInput, which say what is wrong."""
     path = Path(model).expanduser()
-    if path.suffix.lower() == ".gguf":
+    if path.suffix.lower() == ".gguf" and "://" not in model:
         return _gguf(gguf.local(path), str(path), weights)
     if path.is_file():
         return _configured(path.parent, path, weights, text_only, headers)
@@ -63,8 +63,10 @@ def _configured(folder: Path, path: Path, weights: str | None, text_only: bool, 
 
 
 def _remote(there: Repository, weights: str | None, text_only: bool, headers: bool) -> Described:
-    raw = there.fetch(CONFIG, MOST_JSON)
     where = f"{there.endpoint}/{there.name}"
+    if there.file:
+        return _gguf(gguf.remote(there.fetch_at, there.file, where), f"{where}/{there.file}", weights)
+    raw = there.fetch(CONFIG, MOST_JSON)
     if raw is None:
         raise ModelError(
             f"{where}: there is no {CONFIG}; give the address of a repository that has one, or a local file"
