@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def command(
-    name: Annotated[str | None, typer.Argument(help="One of them, with the source of every value.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="One of them, or this (machine), with the source of every value.")
+    ] = None,
     prices: Annotated[bool, typer.Option("--prices", help="What an hour costs, on demand, reserved and spot.")] = False,
     apis: Annotated[bool, typer.Option("--apis", help="What APIs ask for a million tokens.")] = False,
     devices: Annotated[Path | None, typer.Option(metavar="FILE", help="More devices, as TOML (docs/twin.md).")] = None,
@@ -38,6 +40,11 @@ def command(
     from tailrace.twin.catalogue import prices as money
 
     known = catalogue.load(devices)
+    if name == "this":
+        from tailrace.models import catalogue as models
+        from tailrace.twin.catalogue import machine
+
+        known = machine.measured(models.cache_dir())
     chosen = known.find(name) if name else None
     if prices or apis:
         _prices(money.load(more, known), chosen[0] if chosen else "", apis=apis, as_json=as_json)
@@ -81,7 +88,9 @@ def _one(known: Devices, key: str, device: Device, *, as_json: bool) -> None:
     for name, value in values:
         if value is not None:
             source = known.sources[value.source]
-            rows.append([name, f"{value.value:g} {value.unit}", source.read.isoformat(), source.url or source.title])
+            rows.append(
+                [name, f"{value.value:,.10g} {value.unit}", source.read.isoformat(), source.url or source.title]
+            )
     ledgers.table(["", "", "read on", "source"], rows, left=4)
 
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 def command(
     model: Annotated[
         str,
-        typer.Argument(help="A config.json, a folder with one, a .gguf file, a name of `pull`, or OWNER/NAME (hub)."),
+        typer.Argument(help="A config.json or its folder, a .gguf file, a name of `pull`, or OWNER/NAME (hub)."),
     ],
     device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Say how it fits: a device of `tailrace devices`, or all.")
+        str | None, typer.Option(metavar="NAME", help="How it fits: one of `tailrace devices`, this (machine), or all.")
     ] = None,
     tp: Annotated[int, typer.Option(min=1, help="Tensor parallelism: ranks that divide each layer.")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="Pipeline parallelism: stages that divide the layers.")] = 1,
@@ -101,6 +101,11 @@ def _devices(name: str | None, override: Path | None) -> dict[str, Device]:
     if name is None:
         return {}
     known = devices.load(override)
+    if name == "this":
+        from tailrace.models import catalogue
+        from tailrace.twin.catalogue import machine
+
+        known = machine.measured(catalogue.cache_dir())
     return known.devices if name == "all" else dict([known.find(name)])
 
 

@@ -182,11 +182,8 @@ def show_fit(console: Console, found: Described, one: Fit, device: Device, kv: s
     for name, size, mark, style in parts:
         console.print(f"  [{style}]{mark}[/{style}] {gigabytes(size):>9}  {name}")
     computed = {name: device.computes(name) for name in found.weights.by_format}
-    widened = [
-        name
-        for name, kind in computed.items()
-        if kind in ("bf16", "fp16") and name not in ("bf16", "fp16", "fp32", "F32")
-    ]
+    plain = ("bf16", "fp16")
+    widened = [n for n, kind in computed.items() if kind in plain and n not in ("fp32", *plain) and n.islower()]
     if widened:
         console.print(f"  {', '.join(widened)}: {escape(device.name)} has no such products; weights are widened to "
                       f"{computed[widened[0]]} first", soft_wrap=True)  # fmt: skip

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tailrace.backends.cpu.machine import Arithmetic, Bandwidth, Ceilings, Machine
 from tailrace.terms import InvalidInput
-from tailrace.twin.catalogue import devices, prices
+from tailrace.twin.catalogue import devices, machine, prices
 from tailrace.twin.catalogue.devices import Device, Devices, Source, Value
 
 KNOWN = devices.builtin()
@@ -205,3 +206,34 @@ def test_what_nobody_sells_is_said_so() -> None:
 def test_empty_files_have_nothing() -> None:
     assert devices.parse("", "f") == Devices()
     assert Source("t", datetime.date(2026, 1, 1)).url == ""
+
+
+# This machine
+
+
+def test_a_machine_that_was_measured_is_a_device(tmp_path: Path) -> None:
+    """Reading from memory, and the fastest multiply-adds of each type (two operations each), on all threads."""
+    arithmetics = tuple(
+        Arithmetic(kind, "x", threads, rate, rate)
+        for kind, threads, rate in (
+            ("bf16", 2, 1e9),
+            ("amx_bf16", 1, 8e9),
+            ("amx_bf16", 2, 9e9),
+            ("int8_by_int4", 2, 5e9),
+        )
+    )
+    bandwidths = tuple(Bandwidth(level, 2, 1, rate, rate) for level, rate in (("L1", 9e10), ("memory", 2e10)))
+    ceilings = Ceilings(
+        machine=Machine("cpu", 2, 2, "amx", "0"), measured_at="2026-11-30T10:00:00+00:00", took_seconds=1.0,
+        others_cores=None, caches=(), bandwidths=bandwidths, arithmetics=arithmetics, spinning_hand_over_seconds=None,
+        median_spinning_hand_over_seconds=None, parked_hand_over_seconds=None, median_parked_hand_over_seconds=None,
+        page_bytes=4096, page_fault_seconds=1e-6, median_page_fault_seconds=1e-6,
+    )  # fmt: skip
+    known = machine.described(ceilings, 8 << 30)
+    _, found = known.find("this")
+    assert (found.memory_bytes, found.bandwidth.amount) == (8 << 30, 2e10)
+    assert {kind: rate.amount for kind, rate in found.rates.items()} == {"bf16": 18e9}
+    assert known.sources[found.bandwidth.source].read == datetime.date(2026, 11, 30)
+    with pytest.raises(InvalidInput, match="run `tailrace machine"):
+        machine.measured(tmp_path)
+    assert 0 < machine.memory_bytes() < 1 << 50

@@ -62,6 +62,17 @@ class Weights:
         return tuple(dict.fromkeys((tensor, form) for _, tensor, form in self.pieces))
 
     @cached_property
+    def stacks(self) -> tuple[tuple[tuple[tuple[Tensor, Format], ...], ...], tuple[int, ...]]:
+        """What layers are made of, each that differs once, and which of them each layer is."""
+        layers: list[list[tuple[Tensor, Format]]] = [[] for _ in self.shape.layers]
+        for layer, tensor, form in self.pieces:
+            if layer is not None:
+                layers[layer].append((tensor, form))
+        found: dict[tuple[tuple[Tensor, Format], ...], int] = {}
+        which = tuple(found.setdefault(tuple(layer), len(found)) for layer in layers)
+        return tuple(found), which
+
+    @cached_property
     def bytes(self) -> int:
         """Of all of it."""
         return sum(form.bytes(tensor) for _, tensor, form in self.pieces)
@@ -202,13 +213,18 @@ def ranks(weights: Weights, parallel: Parallel) -> tuple[Rank, ...]:
     shape = weights.shape
     spans = stages(len(shape.layers), parallel.pp)
     stage_of = {layer: stage for stage, span in enumerate(spans) for layer in span}
+    held = {(tensor, form): part_of(tensor, form, parallel) for tensor, form in weights.kinds}
     sizes, parameters = [0] * parallel.pp, [0] * parallel.pp
-    parts = {(tensor, form): part_of(tensor, form, parallel) for tensor, form in weights.kinds}
+    stacks, stack_of = weights.stacks
+    stack_bytes = [sum(form.bytes(held[tensor, form]) for tensor, form in stack) for stack in stacks]
+    stack_parameters = [sum(held[piece].parameters for piece in stack) for stack in stacks]
+    for layer, stack in enumerate(stack_of):
+        sizes[stage_of[layer]] += stack_bytes[stack]
+        parameters[stage_of[layer]] += stack_parameters[stack]
     for layer, tensor, form in weights.pieces:
-        held = parts[tensor, form]
-        for stage in {stage_of[layer]} if layer is not None else _outside(tensor, shape, parallel.pp):
-            sizes[stage] += form.bytes(held)
-            parameters[stage] += held.parameters
+        for stage in _outside(tensor, shape, parallel.pp) if layer is None else ():
+            sizes[stage] += form.bytes(held[tensor, form])
+            parameters[stage] += held[tensor, form].parameters
     return tuple(Rank(n, spans[n], sizes[n], parameters[n]) for n in range(parallel.pp))
 
 
