@@ -45,8 +45,8 @@ def command(
 ) -> None:  # fmt: skip
     """Size a model: parameters, weights, KV, and which devices hold it.
 
-    From its configuration, or from headers of its files; weights are never read. It
-    need not be a model that Tailrace can serve. GB are 10^9 bytes.
+    From its configuration, or from headers of its files: weights are never read,
+    and the model need not be one that Tailrace can serve. GB are 10^9 bytes.
 
     [bold]Examples[/bold]
 
