@@ -22,10 +22,10 @@ class Family:
     with several mixers has them side by side; one that neither names has nothing there. `norms`: norms of the model's
     width in a layer with both, `norm_bias`: they have biases (LayerNorm). `tied`: what the architecture takes where
     the file does not say. `more` are tensors of a layer, `top` of the model. `ignored`: fields that do not matter
-    here although they may elsewhere; `fixed`: those that may only say this, since anything else is another model.
-    `single_norms`: norms of a layer that has only one of the two parts. `mtp`: the field with the number of layers
-    that predict a token further and are like the last one, behind a projection of two inputs (DeepSeek-V3, section
-    2.2).
+    here although they may elsewhere; `defaults`: sizes that files leave out where they are the architecture's own;
+    `fixed`: those that may only say this, since anything else is another model. `single_norms`: norms of a layer that
+    has only one of the two parts. `mtp`: the field with the number of layers that predict a token further and are
+    like the last one, behind a projection of two inputs (DeepSeek-V3, section 2.2).
     """
 
     types: tuple[str, ...]
@@ -46,9 +46,13 @@ class Family:
     mtp: str = ""
     ignored: tuple[str, ...] = ()
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    defaults: Mapping[str, int] = field(default_factory=dict)
 
     def stack(self, reader: Reader) -> tuple[Layer, ...]:
         """The layers. Raises ModelError for a field that is missing, wrong or not understood."""
+        for name, value in self.defaults.items():
+            if reader.raw(name) is None:
+                reader.values[name] = reader.take(name, value)
         layers, hidden = self._count(reader), reader.count(HIDDEN)
         for name, allowed in self.fixed.items():
             reader.only(name, *allowed)
@@ -57,12 +61,14 @@ class Family:
         reader.pass_over(*self.ignored)
         made: list[Layer] = []
         for index in range(layers):
+            reader.enter(index)
             mixers = tuple(rule(reader, index, layers) for rule in self._mixers(reader, mixer_kinds[index]))
             rule = self._feed(reader, feed_kinds[index])
             feed = rule(reader, index, layers) if rule else None
             norms = self.norms if mixers and feed else self.single_norms
             more = self.more(reader, index, layers, mixer_kinds[index]) if self.more else ()
             made.append(Layer(mixers, feed, norms * width, more))
+        reader.leave()
         return tuple(made)
 
     def _count(self, reader: Reader) -> int:

@@ -15,10 +15,11 @@ class _Watched(dict[str, Any]):
     def __init__(self, values: dict[str, Any]) -> None:
         super().__init__(values)
         self.asked: set[str] = set()
+        self.instead: dict[str, Any] = {}
 
     def get(self, key: str, default: Any = None) -> Any:
         self.asked.add(key)
-        return super().get(key, default)
+        return self.instead.get(key, super().get(key, default))
 
 
 class Reader(Fields):
@@ -33,6 +34,7 @@ class Reader(Fields):
         super().__init__(where, self._watched)
         self.assumed: dict[str, Any] = {}
         self._children: dict[str, Reader] = {}
+        self._layered: set[str] = set()
 
     def raw(self, field: str, default: Any = None) -> Any:
         """A value as it stands; None and absent are the same."""
@@ -107,6 +109,21 @@ class Reader(Fields):
         for child in self._children.values():
             made |= child.assumptions()
         return made
+
+    def enter(self, layer: int) -> None:
+        """From here on, fields are as `per_layer_config` has them for this layer, where it says something of it."""
+        found = (self.raw("per_layer_config") or {}).get(str(layer), {})
+        if not isinstance(found, dict):
+            raise self.refuse("per_layer_config", f"has {str(found)[:40]} for layer {layer}; expected an object")
+        self._layered |= found.keys()
+        self._watched.instead = found
+
+    def leave(self) -> None:
+        """Fields are as the file has them for the whole model again. Raises ModelError for what no rule has asked
+        for."""
+        self._watched.instead = {}
+        if odd := sorted(name for name in self._layered if name not in self._watched.asked):
+            raise self.refuse("per_layer_config", f"has {', '.join(odd)[:200]}, which is not understood")
 
     def pass_over(self, *fields: str) -> None:
         """These do not matter to this architecture."""

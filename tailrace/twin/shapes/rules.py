@@ -209,13 +209,14 @@ class Mixture:
         width = sized(reader, self.width, layer, layers)
         if not 0 < used <= count:
             raise reader.refuse(str(self.used), f"is {used}, of {count} experts")
-        if reader.raw("n_group") and count % reader.count("n_group"):
-            raise reader.refuse("n_group", f"is {reader.count('n_group')}, which does not divide {count} experts")
+        groups = reader.raw("n_group")
+        if isinstance(groups, int) and groups > 1 and count % groups:
+            raise reader.refuse("n_group", f"is {groups}, which does not divide {count} experts")
         latent = sized(reader, f"{self.latent}=0") if self.latent else 0
         beside = self.beside(reader, layer, layers) if self.beside else None
         return Experts(
             count, used, width, self.gated, switched(reader, self.bias),
-            shared=self._shared(reader, width), shared_gated=self.gated, shared_gate=self.shared_gate,
+            shared=self._shared(reader, width, layer, layers), shared_gated=self.gated, shared_gate=self.shared_gate,
             fitted=self.fitted, shared_bias=switched(reader, self.shared_bias),
             router_bias=switched(reader, self.router_bias), correction=switched(reader, self.correction),
             latent=latent, latent_norm=latent if latent and switched(reader, self.latent_norm) else 0,
@@ -224,9 +225,9 @@ class Mixture:
             router_extra=self.router_extra(reader, count) if self.router_extra else 0, name=self.name,
         )  # fmt: skip
 
-    def _shared(self, reader: Reader, width: int) -> int:
+    def _shared(self, reader: Reader, width: int, layer: int, layers: int) -> int:
         """The width of what every token uses."""
-        count = sized(reader, f"{self.shared_count}=0") if self.shared_count else 1
+        count = sized(reader, f"{self.shared_count}=0", layer, layers) if self.shared_count else 1
         if not self.shared:
             return count * width if self.shared_count else 0
         return count * sized(reader, f"{self.shared}=0")
@@ -287,6 +288,7 @@ def moe_frequency(reader: Reader, layers: int) -> list[str]:
     """DeepSeek's: from `first_k_dense_replace` on, one of `moe_layer_freq`; or that is a list of 0 and 1."""
     found = reader.raw("mlp_layer_types")
     if found is not None:
+        reader.pass_over("moe_layer_freq", "first_k_dense_replace")  # which are in the list
         return named("mlp_layer_types", same("sparse"), {"dense": "dense", "sparse": "sparse"})(reader, layers)
     frequency = reader.raw("moe_layer_freq", 1)
     if isinstance(frequency, list):
@@ -301,6 +303,7 @@ def windows(otherwise: Kinds | None = None) -> Kinds:
 
     def kinds(reader: Reader, layers: int) -> list[str]:
         if reader.raw("layer_types") is not None or otherwise is not None:
+            reader.pass_over("max_window_layers", "use_sliding_window", "sliding_window")  # which is in the list
             names = {
                 one: one for one in ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
             }

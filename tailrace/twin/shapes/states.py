@@ -68,10 +68,13 @@ def kimi_delta(reader: Reader, layer: int, layers: int) -> State:
     """Kimi Delta Attention (Kimi Linear, section 3): a delta rule whose decay is one a channel."""
     hidden = reader.count(HIDDEN)
     fields = reader.child("linear_attn_config")
-    if fields is None:
-        raise reader.refuse("linear_attn_config", "is missing")
-    fields.pass_over("kda_layers", "full_attn_layers")
-    heads, dim, kernel = fields.count("num_heads"), fields.count("head_dim"), fields.count("short_conv_kernel_size")
+    if fields is None:  # as newer files have it
+        fields, names = reader, ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+    else:
+        names = ("num_heads", "head_dim", "short_conv_kernel_size")
+        fields.pass_over("kda_layers", "full_attn_layers")
+        reader.pass_over("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim", "layer_types")
+    heads, dim, kernel = (fields.count(name) for name in names)
     wide = heads * dim
     low = (Tensor(Part.STATE, "self_attn.g_a_proj", dim, hidden), rows("self_attn.g_b_proj", wide, dim, heads))
     gate = (rows("self_attn.g_proj", wide, hidden, heads),) if fields.flag("use_full_rank_gate", False) else low

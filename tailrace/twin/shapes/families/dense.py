@@ -19,6 +19,10 @@ def sliding(rule: Grouped, window: str = "sliding_window") -> dict[str, Grouped]
     return {FULL: rule, SLIDING: rule.but(window=window)}
 
 
+GEMMA3 = {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131072}
+"""What Gemma 3's files leave out where it is so."""
+
+
 def _xielu(reader: Reader, layer: int, layers: int, kind: str) -> tuple[Tensor, ...]:
     """Apertus's activation has two parameters in each layer."""
     fitted = reader.text("hidden_act", "xielu") == "xielu"
@@ -31,10 +35,19 @@ ANY = Grouped(window="sliding_window")
 FAMILIES = (
     # Llama has no window, whatever its file says of one.
     Family(
-        ("llama", "smollm3", "granite", "minicpm"),
+        ("llama", "granite"),
         {FULL: Grouped()},
         DENSE,
         named("layer_types", same(FULL)),
+        ignored=("max_window_layers",),
+        fixed={"sliding_window": (), "use_sliding_window": (False,)},
+    ),
+    Family(
+        ("smollm3",),
+        {FULL: Grouped()},
+        DENSE,
+        named("layer_types", same(FULL)),
+        tied=True,
         ignored=("no_rope_layers", "no_rope_layer_interval", "max_window_layers"),
         fixed={"sliding_window": (), "use_sliding_window": (False,)},
     ),
@@ -98,16 +111,17 @@ FAMILIES = (
         windows(every(2, FULL, SLIDING)),
         norms=4,
         tied=True,
-        ignored=("cache_implementation",),
+        ignored=("cache_implementation", "sliding_window_size"),
     ),
     Family(
         ("gemma3_text",),
-        sliding(Grouped(heads="num_attention_heads=8", kv_default="4", head_dim=256, qk_norm=PER_HEAD)),
+        sliding(Grouped(head_dim=256, qk_norm=PER_HEAD)),
         {"dense": Gated(bias=False)},
         windows(every("sliding_window_pattern=6", FULL, SLIDING)),
         norms=4,
         tied=True,
         ignored=("cache_implementation", "sliding_window_pattern"),
+        defaults=GEMMA3,
     ),
     Family(
         ("glm",), {FULL: Grouped(bias="attention_bias=true", o_bias=False, head_dim=128)}, {"dense": Gated(bias=False)}

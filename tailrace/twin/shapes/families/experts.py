@@ -23,6 +23,11 @@ from tailrace.twin.shapes.rules import (
 )
 
 ALL_SPARSE = same("sparse")
+HUNYUAN_IGNORED = (
+    "intermediate_size", "attention_head_dim", "cla_share_factor", "class_num", "dense_list", "group_limited_greedy",
+    "moe_drop_tokens", "moe_random_routing_dropped_token", "pool_type", "position_embedding_xdrope",
+    "use_rotary_pos_emb",
+)  # fmt: skip
 
 
 def _scout_feeds(reader: Reader, layers: int) -> list[str]:
@@ -243,6 +248,17 @@ FAMILIES = (
         {FULL: Grouped(qk_norm=PER_HEAD)},
         {"sparse": Mixture("num_experts", "moe_topk", "moe_intermediate_size", shared_count="num_shared_expert")},
         feed_kinds=ALL_SPARSE,
+        ignored=HUNYUAN_IGNORED,
+        fixed={
+            "use_qk_norm": (True,),
+            "use_cla": (False,),
+            "mlp_bias": (False,),
+            "use_mla": (False,),
+            "norm_type": ("rms",),
+            "moe_layer_num_skipped": (0,),
+            "use_mixed_mlp_moe": (True,),
+            "add_classification_head": (False,),
+        },
     ),
     Family(
         ("granitemoe",),

@@ -317,7 +317,7 @@ FAMILIES = (
         ignored=("head_dim", "moe_layer_freq", "num_key_value_heads"),
     ),
     Family(
-        ("minimax",),
+        ("minimax", "minimax_text_01"),
         {FULL: Grouped(bias=False, o_bias=False), LINEAR: lightning},
         {"sparse": Mixture("num_local_experts", width="intermediate_size")},
         _minimax,
@@ -347,7 +347,7 @@ FAMILIES = (
         {"none": None},
         same(LINEAR),
         same("none"),
-        ignored=("residual_in_fp32", "rms_norm", "norm_before_gate", "intermediate_size"),
+        ignored=("residual_in_fp32", "rms_norm", "norm_before_gate", "intermediate_size", "time_step_rank"),
     ),
     Family(
         ("mamba", "falcon_mamba"),

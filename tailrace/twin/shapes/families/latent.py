@@ -35,7 +35,7 @@ FAMILIES = (
         ("deepseek_v32", "glm_moe_dsa"),
         {FULL: Latents(index=sparse_index)},
         DEEPSEEK,
-        named("layer_types", same(FULL), {"deepseek_sparse_attention": FULL, FULL: FULL}),
+        named("layer_types", same(FULL), {"deepseek_sparse_attention": FULL, "indexed_attention": FULL, FULL: FULL}),
         moe_frequency,
         mtp="num_nextn_predict_layers",
         ignored=DEEPSEEK_IGNORED,

@@ -32,7 +32,9 @@ def _gemma4_sliding(reader: Reader, layer: int, layers: int) -> Attention:
 
 def _gemma4_full(reader: Reader, layer: int, layers: int) -> Attention:
     """Layers that look at all have heads of another size, and where values are made of keys, another number of them."""
-    rule = GEMMA4.but(head="global_head_dim", head_dim=512, keyed="attention_k_eq_v")
+    rule = GEMMA4.but(keyed="attention_k_eq_v")
+    if reader.raw("per_layer_config") is None:
+        rule = rule.but(head="global_head_dim", head_dim=512)
     if reader.flag("attention_k_eq_v", False) and reader.raw("num_global_key_value_heads") is not None:
         rule = rule.but(kv_heads="num_global_key_value_heads")
     reader.pass_over("num_global_key_value_heads")
