@@ -189,6 +189,26 @@ def test_layers_may_differ_in_a_list() -> None:
         shape({**MISTRAL_7B, "num_key_value_heads": [8, 8, 8]})
 
 
+def test_what_a_file_leaves_to_its_architecture_is_taken_and_named() -> None:
+    """google/gemma-3-4b-it, whose text has little more than what differs from the class."""
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}  # fmt: skip
+    vision = {"model_type": "siglip_vision_model", "hidden_size": 1152, "image_size": 896, "intermediate_size": 4304,
+              "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": False}  # fmt: skip
+    made = shape_of({"model_type": "gemma3", "text_config": text, "vision_config": vision, "mm_tokens_per_image": 256})
+    assert made.parameters == 4_300_079_472
+    assert made.assumed["vocab_size"] == 262_208
+    assert made.assumed["num_key_value_heads"] == 4
+
+
+def test_fields_may_differ_by_layer() -> None:
+    """Newer files say so in `per_layer_config`; what is not understood there is refused too."""
+    other = {"per_layer_config": {"3": {"num_key_value_heads": 4, "head_dim": 64}}}
+    assert shape({**MISTRAL_7B, **other}).kv_bytes_per_token() == 2 * 2 * (31 * 8 * 128 + 4 * 64)
+    with pytest.raises(ModelError, match="per_layer_config has num_memory_banks, which is not understood"):
+        shape({**MISTRAL_7B, "per_layer_config": {"3": {"num_memory_banks": 2}}})
+
+
 def test_compressed_attention_keeps_an_entry_for_several_tokens() -> None:
     """DeepSeek V4: a window in every layer, and an entry for each 4 (with its index) or 128 tokens in most."""
     made = shape_of(SMALL["deepseek_v4"]["config"])

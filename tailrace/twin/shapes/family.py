@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tailrace.twin.shapes.kinds import Kinds, same
 from tailrace.twin.shapes.parts import Layer
 from tailrace.twin.shapes.reading import Reader
-from tailrace.twin.shapes.rules import HIDDEN, LAYERS, FeedRule, Kinds, MixerRule, Switch, same, switched
+from tailrace.twin.shapes.rules import HIDDEN, LAYERS, FeedRule, MixerRule, Switch, switched
 from tailrace.twin.shapes.tensors import Part, Split, Tensor, vector
 
 Extra = Callable[[Reader, int], tuple[Tensor, ...]]

@@ -218,11 +218,12 @@ def ranks(weights: Weights, parallel: Parallel) -> tuple[Rank, ...]:
     stacks, stack_of = weights.stacks
     stack_bytes = [sum(form.bytes(held[tensor, form]) for tensor, form in stack) for stack in stacks]
     stack_parameters = [sum(held[piece].parameters for piece in stack) for stack in stacks]
-    for layer, stack in enumerate(stack_of):
-        sizes[stage_of[layer]] += stack_bytes[stack]
-        parameters[stage_of[layer]] += stack_parameters[stack]
+    for index, stack in enumerate(stack_of):
+        sizes[stage_of[index]] += stack_bytes[stack]
+        parameters[stage_of[index]] += stack_parameters[stack]
     for layer, tensor, form in weights.pieces:
-        for stage in _outside(tensor, shape, parallel.pp) if layer is None else ():
+        outside: set[int] = _outside(tensor, shape, parallel.pp) if layer is None else set()
+        for stage in outside:
             sizes[stage] += form.bytes(held[tensor, form])
             parameters[stage] += held[tensor, form].parameters
     return tuple(Rank(n, spans[n], sizes[n], parameters[n]) for n in range(parallel.pp))

@@ -6,8 +6,9 @@ What a file leaves out is what the architecture's class in transformers takes.
 from __future__ import annotations
 
 from tailrace.twin.shapes.family import Family
+from tailrace.twin.shapes.kinds import every, named, same, windows
 from tailrace.twin.shapes.reading import Reader
-from tailrace.twin.shapes.rules import PER_HEAD, WHOLE, Gated, Grouped, every, named, same, windows
+from tailrace.twin.shapes.rules import PER_HEAD, WHOLE, Gated, Grouped
 from tailrace.twin.shapes.tensors import Part, Tensor, vector
 
 FULL, SLIDING = "full_attention", "sliding_attention"

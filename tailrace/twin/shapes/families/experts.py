@@ -5,22 +5,10 @@ from __future__ import annotations
 from tailrace.twin.shapes.families.dense import FULL, SLIDING, sliding
 from tailrace.twin.shapes.families.latent import DEEPSEEK, DEEPSEEK_FIXED, DEEPSEEK_IGNORED
 from tailrace.twin.shapes.family import Family
+from tailrace.twin.shapes.kinds import after, every, moe_frequency, named, same, sparse_step, windows
 from tailrace.twin.shapes.parts import Attention, Index
 from tailrace.twin.shapes.reading import Reader
-from tailrace.twin.shapes.rules import (
-    PER_HEAD,
-    WHOLE,
-    Gated,
-    Grouped,
-    Mixture,
-    after,
-    every,
-    moe_frequency,
-    named,
-    same,
-    sparse_step,
-    windows,
-)
+from tailrace.twin.shapes.rules import PER_HEAD, WHOLE, Gated, Grouped, Mixture
 
 ALL_SPARSE = same("sparse")
 HUNYUAN_IGNORED = (

@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from tailrace.twin.shapes.families.dense import FULL
 from tailrace.twin.shapes.family import Family
+from tailrace.twin.shapes.kinds import every, moe_frequency, named, same, sparse_step, windows
 from tailrace.twin.shapes.parts import Dense, Experts, Feed
 from tailrace.twin.shapes.reading import Reader
-from tailrace.twin.shapes.rules import (
-    PER_HEAD,
-    Gated,
-    Grouped,
-    Latents,
-    MixerRule,
-    Mixture,
-    every,
-    moe_frequency,
-    named,
-    same,
-    sparse_step,
-    windows,
-)
+from tailrace.twin.shapes.rules import PER_HEAD, Gated, Grouped, Latents, MixerRule, Mixture
 from tailrace.twin.shapes.states import Mamba1, Mamba2, delta, kimi_delta, lightning, short_convolution
 
 LINEAR = "linear_attention"

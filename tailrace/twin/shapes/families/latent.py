@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tailrace.twin.shapes.families.dense import FULL
 from tailrace.twin.shapes.family import Family
-from tailrace.twin.shapes.rules import FeedRule, Gated, Latents, Mixture, moe_frequency, named, same, sparse_index
+from tailrace.twin.shapes.kinds import moe_frequency, named, same
+from tailrace.twin.shapes.rules import FeedRule, Gated, Latents, Mixture, sparse_index
 
 DEEPSEEK: dict[str, FeedRule | None] = {
     "dense": Gated(bias=False),

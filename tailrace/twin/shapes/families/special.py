@@ -9,9 +9,10 @@ from typing import Any
 from tailrace.twin.shapes.caches import Cache, CacheKind
 from tailrace.twin.shapes.families.dense import FULL, SLIDING
 from tailrace.twin.shapes.family import Family
+from tailrace.twin.shapes.kinds import every, named, same, windows
 from tailrace.twin.shapes.parts import Attention, Dense, Experts, Feed, Index
 from tailrace.twin.shapes.reading import Reader
-from tailrace.twin.shapes.rules import PER_HEAD, Gated, Grouped, Latents, Mixture, every, named, same, windows
+from tailrace.twin.shapes.rules import PER_HEAD, Gated, Grouped, Latents, Mixture
 from tailrace.twin.shapes.tensors import Part, Split, Tensor, vector
 
 # Gemma 4
