@@ -194,7 +194,8 @@ def test_what_a_file_leaves_to_its_architecture_is_taken_and_named() -> None:
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
             "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}  # fmt: skip
     vision = {"model_type": "siglip_vision_model", "hidden_size": 1152, "image_size": 896, "intermediate_size": 4304,
-              "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": False}  # fmt: skip
+              "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14,
+              "vision_use_head": False}  # fmt: skip
     made = shape_of({"model_type": "gemma3", "text_config": text, "vision_config": vision, "mm_tokens_per_image": 256})
     assert made.parameters == 4_300_079_472
     assert made.assumed["vocab_size"] == 262_208

@@ -137,7 +137,7 @@ def test_files_that_are_wrong_are_named(tmp_path: Path, name: str, content: byte
 def test_what_is_not_there_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"expected a config\.json"):
         describe(str(tmp_path / "none"))
-    with pytest.raises(ModelError, match="cannot be read"):
+    with pytest.raises(ModelError, match=r"there is no config\.json and no \.gguf file"):
         describe(str(tmp_path))
 
 

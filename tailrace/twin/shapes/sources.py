@@ -38,19 +38,21 @@ def describe(model: str, *, weights: str | None = None, text_only: bool = False,
     if path.suffix.lower() == ".gguf" and "://" not in model:
         return _gguf(gguf.local(path), str(path), weights)
     if path.is_file():
-        return _configured(path.parent, path, weights, text_only, headers)
+        return _configured(path.parent, path, weights, text_only)
     if path.is_dir():
         found = sorted(path.glob("*.gguf"))
         if not (path / CONFIG).is_file() and found:
             return _gguf(gguf.local(found[0]), str(found[0]), weights)
-        return _configured(path, path / CONFIG, weights, text_only, headers)
+        if not (path / CONFIG).is_file():
+            raise ModelError(f"{path}: there is no {CONFIG} and no .gguf file")
+        return _configured(path, path / CONFIG, weights, text_only)
     there = repository(model)
     if there is None:
         raise ModelError(f"There is no {model}: expected a config.json, a folder with one, a .gguf file, or OWNER/NAME")
     return _remote(there, weights, text_only, headers)
 
 
-def _configured(folder: Path, path: Path, weights: str | None, text_only: bool, headers: bool) -> Described:
+def _configured(folder: Path, path: Path, weights: str | None, text_only: bool) -> Described:
     config = read_object(path)
     if "model_type" not in config:
         raise ModelError(f"{path}: model_type is missing; this is not the config.json of a language model")
