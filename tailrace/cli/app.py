@@ -11,6 +11,7 @@ from tailrace.cli import (
     bench,
     chat,
     cost,
+    devices,
     evaluate,
     explain,
     generate,
@@ -22,6 +23,7 @@ from tailrace.cli import (
     options,
     pull,
     serve,
+    size,
     usage,
 )
 
@@ -66,6 +68,8 @@ app.command("chat")(chat.command)
 app.command("generate")(generate.command)
 app.command("bench")(bench.command)
 app.command("machine")(machine.command)
+app.command("size")(size.command)
+app.command("devices")(devices.command)
 app.command("usage")(usage.command)
 app.command("cost")(cost.command)
 app.command("explain")(explain.command)

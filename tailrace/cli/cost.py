@@ -31,7 +31,7 @@ def command(
     ] = None,
     api: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=IN/OUT", help="What a public API asks for a million tokens, USD; may be repeated."),
+        typer.Option(metavar="NAME[=IN/OUT]", help="What an API asks for a million tokens; known ones by name."),
     ] = None,
     prices: Annotated[bool, typer.Option("--prices", help="List the public prices of devices that are known.")] = False,
     ledger: ledgers.Place = None,
@@ -84,7 +84,9 @@ def profile_of(price: Path | None, per_hour: float | None, device: str | None) -
     if per_hour is not None:
         return prices.Profile("", prices.Rented(per_hour, "--per-hour"), api=profile.api)
     if device is not None:
-        rent = prices.rents(device)[0].profile
+        from tailrace.twin.catalogue import prices as known
+
+        rent = known.load().of(device)[0].profile
         return prices.Profile(rent.name, rent.rented, api=profile.api)
     return profile
 
@@ -105,10 +107,14 @@ def rate_of(profile: Profile, paid: Paid) -> tuple[float, str]:
 
 
 def api_of(text: str) -> tuple[str, Api]:
-    """An API's name and price, of "NAME=IN/OUT". Raises InvalidInput."""
+    """An API's name and price, of "NAME=IN/OUT" or of the catalogue. Raises InvalidInput."""
     from tailrace.ledger import price
 
-    name, _, prices = text.partition("=")
+    name, equals, prices = text.partition("=")
+    if name and not equals:
+        from tailrace.twin.catalogue import prices as known
+
+        return name, known.load().api(name)
     try:
         dear, out = (float(one) for one in prices.split("/"))
     except ValueError:
@@ -120,15 +126,10 @@ def api_of(text: str) -> tuple[str, Api]:
 
 def show_prices(*, as_json: bool) -> None:
     """Prints the public prices."""
-    from tailrace.ledger.price import rents
+    from tailrace.cli import devices
+    from tailrace.twin.catalogue import prices
 
-    known = rents()
-    if as_json:
-        typer.echo(ledgers.as_json([one._asdict() for one in known]))
-        return
-    typer.echo("US dollars an hour, as public pages said on that day:\n")
-    rows = ([one.device, one.seller, one.date.isoformat(), f"{one.usd_per_hour:.2f}"] for one in known)
-    ledgers.table(["device", "seller", "read on", "USD/h"], rows, left=3)
+    devices.show_rents(prices.load().of("", None), as_json=as_json)
 
 
 def show(names: list[str], bill: Bill) -> None:

@@ -24,12 +24,10 @@ date = 2026-11-09
 
 from __future__ import annotations
 
-import csv
 import datetime
-import importlib.resources
 import tomllib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -124,32 +122,3 @@ def read(path: Path) -> Profile:
     if made.owned is not None and not made.owned.years:
         raise InvalidInput(f"the price file {path}: owned.years must be above 0", param="price")
     return made
-
-
-class Rent(NamedTuple):
-    """What somebody asked for an hour of a device when the page was read."""
-
-    device: str
-    usd_per_hour: float
-    seller: str
-    date: datetime.date
-
-    @property
-    def profile(self) -> Profile:
-        """As if it were in a file."""
-        return Profile(self.device, Rented(self.usd_per_hour, self.seller, self.date))
-
-
-def rents(device: str = "") -> list[Rent]:
-    """The public prices that Tailrace brings: all, or those of a device, cheapest first. They change: see their dates.
-    Raises InvalidInput where none is known."""
-    text = importlib.resources.files("tailrace.ledger").joinpath("rents.csv").read_text()
-    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
-    known = [
-        Rent(r["name"], float(r["usd_per_hour"]), r["seller"], datetime.date.fromisoformat(r["read_on"])) for r in rows
-    ]
-    found = [rent for rent in known if not device or rent.device.lower() == device.lower()]
-    if not found:
-        names = ", ".join(sorted({rent.device for rent in known}))
-        raise InvalidInput(f"no price of {device!r} is known; of these one is: {names}", param="device")
-    return sorted(found, key=lambda rent: (rent.device, rent.usd_per_hour))

@@ -156,13 +156,3 @@ def test_a_wrong_price_file_is_explained(tmp_path: Path, change: tuple[str, str]
     file.write_text(FILE.replace(*change))
     with pytest.raises(InvalidInput, match=words):
         price.read(file)
-
-
-def test_the_public_prices_have_a_seller_and_a_day() -> None:
-    known = price.rents()
-    assert all(rent.usd_per_hour > 0 and rent.seller and rent.date.year >= 2026 for rent in known)
-    h100 = price.rents("h100-sxm")
-    assert [rent.usd_per_hour for rent in h100] == sorted(rent.usd_per_hour for rent in h100)
-    with pytest.raises(InvalidInput, match="H100-SXM"):
-        price.rents("abacus")
-    assert h100[0].profile.source.endswith(f"read on {h100[0].date}")

@@ -68,6 +68,46 @@ def read_gguf(path: Path) -> GgufFile:
     return GgufFile(path, metadata, {span.name: weight(span, path, data) for span in spans})
 
 
+@dataclass(frozen=True)
+class GgufHeader:
+    """What a GGUF file says without its data: `tensors` give the type's name and the shape, row-major."""
+
+    path: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, tuple[str, tuple[int, ...]]]
+
+
+def parse_header(path: Path, data: mmap.mmap | bytes) -> GgufHeader:
+    """The header at the beginning of `data`, which may end with it. Types that cannot be computed with are read too.
+    Raises ModelError as `read_gguf`, and where the data ends inside the header."""
+    cursor = _Cursor(path, data)
+    tensor_count, key_count = _read_preamble(cursor)
+    metadata: dict[str, Any] = {}
+    for _ in range(key_count):
+        key = cursor.string("a metadata key", limit=65535)
+        metadata[key] = cursor.value(cursor.u32(f"the type of {key}"), key)
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for _ in range(tensor_count):
+        name, shape, number = _read_description(cursor)
+        if name in tensors:
+            raise ModelError(f"{path}: tensor {name} appears twice")
+        if number >= len(TYPES):
+            raise ModelError(f"{path}: tensor {name} has the unknown type {number}")
+        cursor.u64(f"the offset of {name}")
+        tensors[name] = (TYPES[number], shape)
+    return GgufHeader(path, metadata, tensors)
+
+
+def _read_description(cursor: _Cursor) -> tuple[str, tuple[int, ...], int]:
+    """A tensor's name, shape in row-major order, and type."""
+    name = cursor.string("a tensor name", limit=65535)
+    axes = cursor.u32(f"the axes of {name}")
+    if not 1 <= axes <= 4:
+        raise ModelError(f"{cursor.path}: tensor {name} has {axes} axes; expected 1 to 4")
+    shape = tuple(cursor.u64(f"the shape of {name}") for _ in range(axes))[::-1]
+    return name, shape, cursor.u32(f"the type of {name}")
+
+
 def _read_preamble(cursor: _Cursor) -> tuple[int, int]:
     """Numbers of tensors and of metadata keys."""
     path = cursor.path
@@ -98,14 +138,10 @@ def _read_spans(cursor: _Cursor, count: int, alignment: int) -> list[Span]:
     path = cursor.path
     described: dict[str, tuple[Format, tuple[int, ...], int]] = {}
     for _ in range(count):
-        name = cursor.string("a tensor name", limit=65535)
+        name, shape, number = _read_description(cursor)
         if name in described:
             raise ModelError(f"{path}: tensor {name} appears twice")
-        axes = cursor.u32(f"the axes of {name}")
-        if not 1 <= axes <= 4:
-            raise ModelError(f"{path}: tensor {name} has {axes} axes; expected 1 to 4")
-        shape = tuple(cursor.u64(f"the shape of {name}") for _ in range(axes))[::-1]
-        kind = _format(path, name, cursor.u32(f"the type of {name}"))
+        kind = _format(path, name, number)
         offset = cursor.u64(f"the offset of {name}")
         if offset % alignment:
             raise ModelError(f"{path}: tensor {name} begins at {offset}, which is not a multiple of {alignment}")
@@ -135,7 +171,7 @@ def _format(path: Path, name: str, number: int) -> Format:
 class _Cursor:
     """Reads forward through a mapped file, and never past its end."""
 
-    def __init__(self, path: Path, mapped: mmap.mmap) -> None:
+    def __init__(self, path: Path, mapped: mmap.mmap | bytes) -> None:
         self.path = path
         self.size = len(mapped)
         self.at = 0
