@@ -17,6 +17,9 @@ import time
 WORDS = "HTTP/1.1 {} X\r\nContent-Type: {}\r\nContent-Length: {}\r\n\r\n{}"
 
 
+asked = 0
+
+
 def answer(connection: socket.socket, flags: dict[str, str]) -> None:
     stream = connection.makefile("rb")
     while line := stream.readline():
@@ -31,7 +34,7 @@ def answer(connection: socket.socket, flags: dict[str, str]) -> None:
             complete(connection, json.loads(body), flags)
         elif path == "/v1/models":
             whole(connection, 200, json.dumps({"data": [{"id": flags.get("model", "model")}]}))
-        elif path == "/metrics":
+        elif path == flags.get("page", "/metrics"):
             whole(connection, 200, metrics(flags), "text/plain")
         else:
             whole(connection, int(flags.get("health", "200")), "{}")
@@ -53,14 +56,16 @@ def complete(connection: socket.socket, body: dict[str, object], flags: dict[str
     time.sleep(float(flags.get("first", "0")))
     event = {"choices": [{"index": 0, "delta": {"content": "x "}, "text": "x "}]}
     connection.sendall(head.encode() + f"data: {json.dumps(event)}\n\n".encode())
-    if "dies" in flags and words > 20:
+    global asked
+    asked += 1
+    if asked == int(flags.get("dies", "-1")):
         os._exit(9)
     for _ in range(count - 1):
         time.sleep(float(flags.get("gap", "0")))
         connection.sendall(f"data: {json.dumps(event)}\n\n".encode())
     usage = {"prompt_tokens": words, "completion_tokens": count, "total_tokens": words + count}
     connection.sendall(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
-    connection.close()
+    connection.shutdown(socket.SHUT_RDWR)
 
 
 def serve(port: int, flags: dict[str, str]) -> None:
@@ -86,7 +91,7 @@ def serve(port: int, flags: dict[str, str]) -> None:
 
 def main(words: list[str]) -> None:
     """PORT NAME=VALUE ...: says=TEXT, ends=STATUS, stubborn=1 (no end at SIGTERM), children=1, health=STATUS,
-    dies=1 (in the middle of a long answer), first=SECONDS, gap=SECONDS, metrics=TEXT."""
+    dies=N (in the middle of the Nth answer), first=SECONDS, gap=SECONDS, metrics=TEXT with ; between lines."""
     serve(int(words[0]), dict(word.split("=", 1) for word in words[1:]))  # type: ignore[arg-type, misc]
 
 

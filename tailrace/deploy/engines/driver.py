@@ -5,7 +5,7 @@ A `Driver` decides and does nothing: it gives a `Found` and a `Command`, which `
 
 from __future__ import annotations
 
-import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,7 +54,7 @@ class Options:
 class Command:
     """A command line that serves on `port` of the loopback address. `env` are changes to the environment; None takes a
     variable out. `health`: a GET of it has status 200 once a request would be served. `served`: the model's name in
-    requests. `body`: parameters that every request to this engine should have."""
+    requests. `body`: parameters that every request to this engine should have; `ignore_eos`: it takes that one."""
 
     name: str
     argv: tuple[str, ...]
@@ -63,6 +63,7 @@ class Command:
     health: str = "/health"
     env: Mapping[str, str | None] = field(default_factory=dict)
     body: Mapping[str, object] = field(default_factory=dict)
+    ignore_eos: bool = True
 
 
 class Gauges(msgspec.Struct, frozen=True):
@@ -129,6 +130,14 @@ def is_checkpoint(model: str) -> bool:
     return (path / "config.json").is_file() and any(path.glob("*.safetensors"))
 
 
-def executable(given: str) -> bool:
-    """Whether that is a file that can be run."""
-    return os.path.isfile(given) and os.access(given, os.X_OK)
+def unfit_checkpoint(name: str, formats: str, model: str) -> str | None:
+    """Of an engine that takes Hugging Face's folders, or names on its hub: why not that one."""
+    there = Path(model).expanduser().exists()
+    if is_checkpoint(model) or (not there and re.fullmatch(r"[\w.-]+/[\w.-]+", model)):
+        return None
+    return f"{name} takes {formats}, and {model} is {'none' if there else 'not there'}"
+
+
+def threads_of(count: int | None) -> dict[str, str | None]:
+    """The environment by which OpenMP and MKL are told how many threads to use."""
+    return {} if count is None else dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(count))

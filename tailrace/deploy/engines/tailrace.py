@@ -6,17 +6,8 @@ import sys
 from pathlib import Path
 
 from tailrace import __version__
-from tailrace.deploy.engines.driver import (
-    Command,
-    Found,
-    Gauges,
-    NotFound,
-    Options,
-    executable,
-    flags,
-    is_checkpoint,
-    is_gguf,
-)
+from tailrace.deploy.engines import finding
+from tailrace.deploy.engines.driver import Command, Found, Gauges, Options, flags, is_checkpoint, is_gguf
 from tailrace.models import catalogue
 from tailrace.terms import ModelError
 
@@ -36,9 +27,8 @@ class _Tailrace:
     def find(self, given: str | None) -> Found:
         if given is None:
             return Found((sys.executable, "-m", "tailrace.cli", "serve"), __version__, str(Path(__file__).parents[2]))
-        if not executable(given):
-            raise NotFound(f"tailrace: {given} is no file that can be run")
-        return Found((given, "serve"), "of that path", given)
+        program = finding.program(self.name, given, "tailrace")
+        return Found((program, "serve"), finding.version([program, "--version"], r"tailrace (\S+)"), program)
 
     def unfit(self, model: str) -> str | None:
         if is_gguf(model) or is_checkpoint(model):

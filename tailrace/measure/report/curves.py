@@ -168,8 +168,7 @@ def _forest(bench: Bench) -> str:
     )
     plot.upright(1.0, "c5")
     for place, one in enumerate(reversed(found)):
-        sure = one.ratio.p <= 0.05 and not one.ratio.interval[0] <= 1.0 <= one.ratio.interval[1]
-        colour = "c5" if not sure else "c2" if (one.ratio.ratio < 1) == one.less_is_better else "c6"
+        colour = "c5" if not one.sure else "c2" if (one.ratio.ratio < 1) == one.less_is_better else "c6"
         plot.line([(edge, place) for edge in one.ratio.interval], colour)
         plot.scatter([(one.ratio.ratio, place)], colour, size=4.0)
         plot.text(one.ratio.ratio, place, one.metric)
