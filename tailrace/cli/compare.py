@@ -254,7 +254,7 @@ def command(
         between=between.value, limit=start_timeout, logs=logs,
         body={"temperature": 0} if body is None else benchplan.parameters(body),
     )  # fmt: skip
-    bench = _run(entrants, sides, setup, on=not as_json and sys.stderr.isatty())
+    bench, interrupted = _run(entrants, sides, setup, on=not as_json and sys.stderr.isatty())
     for path in outs:
         benchshow.write(bench, path)
     if as_json:
@@ -263,13 +263,13 @@ def command(
         compareshow.show(bench)
         for path in outs:
             print(f"Written: {path}", file=sys.stderr)
-    if any(run.summary.interrupted for run in bench.runs):
+    if interrupted:
         raise typer.Exit(130)
     if not any(run.summary.outcomes.get("ok") for run in bench.runs):
         raise typer.Exit(1)
 
 
-def _run(entrants: Sequence[Entrant], sides: Sequence[Entrant | Side], setup: Setup, *, on: bool) -> Bench:
+def _run(entrants: Sequence[Entrant], sides: Sequence[Entrant | Side], setup: Setup, *, on: bool) -> tuple[Bench, bool]:
     import dataclasses
 
     from tailrace.cli.benchshow import Progress
@@ -280,7 +280,7 @@ def _run(entrants: Sequence[Entrant], sides: Sequence[Entrant | Side], setup: Se
     with Progress(on=on) as progress:
         contest = Contest(entrants, dataclasses.replace(setup, begin=progress.begin, say=progress.say))
         contest.run()
-    return _bench(contest, sides, setup)
+    return _bench(contest, sides, setup), contest.interrupted
 
 
 def _bench(contest: Contest, sides: Sequence[Entrant | Side], setup: Setup) -> Bench:

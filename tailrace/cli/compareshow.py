@@ -15,10 +15,8 @@ if TYPE_CHECKING:
 def show(bench: Bench) -> None:
     """Everything, for people."""
     console = benchshow.console()
-    first = bench.runs[0] if bench.runs else None
-    if first is not None:
-        turns = max(len(side.turns) for side in bench.sides)
-        console.print(f"{first.workload}, {first.load}, {turns} turns\n", style="bold", soft_wrap=True)
+    if bench.runs:
+        console.print(f"{sides.title(bench)}\n", style="bold", soft_wrap=True)
         benchshow.table(console, *sides.table(bench))
         console.print()
     if bench.differences:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -37,6 +38,10 @@ PROBE = 2.0
 """Seconds that one question for its health may take."""
 TAIL = 15
 """Lines of the log that an error quotes."""
+
+MOST_LOG = 1_000_000
+"""Characters of a log that are searched for its first error."""
+_ERROR = re.compile(r"\b\w*(?:Error|Exception): \S.*")
 
 _GUARD = 'read -r _ || kill -s KILL -- "-$1"'
 """Ends with the first line that it reads, or, where its input ends before, kills the group."""
@@ -218,12 +223,24 @@ class Replica:
 
     def _told(self, what: str) -> str:
         lines = self.last_lines()
+        cause = self._first_error()
+        if cause and cause not in lines:
+            what = f"{what} ({cause})"
         words = f"The last lines of its log ({self.log}):\n{lines}" if lines else f"Its log ({self.log}) is empty."
         with contextlib.suppress(OSError):
             disk = os.statvfs(self.log)
             if not disk.f_bavail:
                 words = f"The disk of its log is full. {words}"
         return f"{self.command.name} {what}. {words}"
+
+    def _first_error(self) -> str:
+        """The first line of its log that names an error: what comes after it is often only its consequence."""
+        with contextlib.suppress(OSError), self.log.open(errors="replace") as file:
+            file.readline()
+            for line in file.read(MOST_LOG).splitlines():
+                if found := _ERROR.search(line):
+                    return found[0][:500]
+        return ""
 
     def _tail(self, lines: int) -> str:
         """What it has said after the line with its command."""

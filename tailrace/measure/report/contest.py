@@ -9,9 +9,10 @@ from tailrace.measure import metrics
 from tailrace.measure.engines import judge
 from tailrace.measure.record import Outcome, Record
 from tailrace.measure.report import page, sides, words
-from tailrace.measure.report.plots import distribution
+from tailrace.measure.report.curves import forest
+from tailrace.measure.report.plots import count, distribution
 from tailrace.measure.report.svg import Axis, Plot, axis
-from tailrace.measure.result import Bench, Difference
+from tailrace.measure.result import Bench
 
 COLOURS = 8
 SHOWN = ("output tokens/s", "TTFT, median", "TPOT, median", "E2E, median", "CPU seconds a token", "memory",
@@ -43,8 +44,8 @@ def html(bench: Bench) -> list[str]:
 def _plots(bench: Bench) -> Iterator[str]:
     colours = {side.label: f"c{place % COLOURS}" for place, side in enumerate(sides.measured(bench))}
     found = [one for one in sides.against(bench) if one.metric in SHOWN]
-    if found:
-        yield _ratios(found, colours, sides.reference(bench))
+    for other in dict.fromkeys(one.sides[1] for one in found):
+        yield forest([one for one in found if one.sides[1] == other])
     goal = bench.decision.goal if bench.decision is not None else SHOWN[0]
     yield from _turns(bench, goal, colours)
     for title, of, bound, caption in (
@@ -78,27 +79,16 @@ def _turns(bench: Bench, metric: str, colours: dict[str, str]) -> Iterator[str]:
     if not every:
         return
     last = max(number for points in lines.values() for number, _ in points)
+    unit, show = metric, (lambda value: words.amount(metric, value))
+    if metric == "memory":
+        unit, show = "MiB", count
+        lines = {label: [(number, value / 2**20) for number, value in points] for label, points in lines.items()}
+        every = [value / 2**20 for value in every]
     plot = Plot(
         Axis("turn", 0.6, last + 0.4, lambda value: f"{value:g}" if value == int(value) else ""),
-        axis(metric, every, lambda value: words.amount(metric, value)), metric,
+        axis(unit, every, show), metric,
     )  # fmt: skip
     for label, points in lines.items():
         plot.line([(float(number), value) for number, value in points], colours[label], label, dots=True)
     better = "Less is better" if judge.METRICS[metric][0] else "More is better"
     yield page.figure(f"{metric}, turn by turn", str(plot), f"{better}. Where lines cross, the turns disagree.")
-
-
-def _ratios(found: Sequence[Difference], colours: dict[str, str], base: str) -> str:
-    edges = [edge for one in found for edge in one.ratio.interval]
-    far = max(1.1, *(max(edge, 1 / edge) for edge in edges)) * 1.05
-    plot = Plot(
-        Axis(f"times as much as {base}", 1 / far, far, lambda value: f"{value:.3g}", True),
-        Axis("", -0.7, len(found) - 0.3, lambda _: ""), "Ratios",
-    )  # fmt: skip
-    plot.upright(1.0, "c5")
-    for place, one in enumerate(reversed(found)):
-        colour = colours[one.sides[1]]
-        plot.line([(edge, place) for edge in one.ratio.interval], colour, one.sides[1])
-        plot.scatter([(one.ratio.ratio, place)], colour, size=4.0)
-        plot.text(one.ratio.ratio, place, one.metric + ("" if one.sure else " (not sure)"))
-    return page.figure(f"Against {base}", str(plot), "Medians of the ratios of pairs, and their intervals of 95 %.")

@@ -9,7 +9,7 @@ from html import escape
 import msgspec
 
 from tailrace.measure import result
-from tailrace.measure.report import contest, curves, page, plots, words
+from tailrace.measure.report import contest, curves, page, plots, sides, words
 from tailrace.measure.result import Bench, Measured
 
 TITLES = {
@@ -32,7 +32,7 @@ def html(bench: Bench) -> str:
     if first is not None:
         when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(first.began)) if first.began else ""
         urls = " and ".join(dict.fromkeys(run.url for run in bench.runs))
-        told = first.load if bench.kind == "engines" else urls
+        told = sides.title(bench) if bench.kind == "engines" else urls
         parts.append(page.paragraph(" · ".join(filter(None, (told, when))), "soft"))
     if bench.kind == "engines":
         parts += contest.html(bench)

@@ -16,6 +16,12 @@ def measured(bench: Bench) -> list[Side]:
     return [side for side in bench.sides if any(turn.run is not None for turn in side.turns)]
 
 
+def title(bench: Bench) -> str:
+    """What was run, in a line."""
+    first, turns = bench.runs[0], max(len(side.turns) for side in bench.sides)
+    return f"{first.workload}, {first.load}, {turns} turn{'s' if turns > 1 else ''}"
+
+
 def headline(decision: Decision) -> str:
     """The choice in a line."""
     if decision.chosen is not None:
@@ -104,7 +110,7 @@ def ratios(bench: Bench) -> tuple[list[str], list[list[str]]]:
         better = second if (one.ratio.ratio < 1.0) == one.less_is_better else first
         rows.append([
             one.metric, second, f"{one.ratio.ratio:.3f}", f"{low:.3f} to {high:.3f}", f"{p:.2g}", str(one.ratio.pairs),
-            f"{better} is better" if one.sure else "no sure difference",
+            f"{better} is better" if judge.shown(one) else "no sure difference",
         ])  # fmt: skip
     return ["", "", f"over {reference(bench)}", "95 % interval", "p", "pairs", ""], rows
 
