@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.cli import compareplan
+from tailrace.cli import benchshow, compareplan, compareshow
 from tailrace.deploy import engines
 from tailrace.deploy.engines.driver import Options
+from tailrace.measure import importing
 from tailrace.measure.engines.turns import Entrant
 from tailrace.measure.result import Side
 from tailrace.terms import InvalidInput
@@ -26,16 +27,22 @@ def checkpoint(tmp_path: Path) -> str:
     return str(folder)
 
 
-def test_engines_are_listed_with_where_they_are_or_how_they_would_be_found(run: Run, tmp_path: Path) -> None:
+def test_engines_are_listed_with_where_they_are_or_how_they_would_be_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     venv = peers.install(tmp_path, "sglang")
-    ended = run("compare", "--list", "--engine-path", f"sglang={venv}", PATH=str(tmp_path))
-    assert ended.returncode == 0, ended.stderr
-    assert f"sglang        1.2.3                       {venv}/bin/python" in ended.stdout
-    assert "not installed: no llama-server on PATH" in ended.stdout
-    assert all(name in ended.stdout for name in engines.NAMES)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    asked = list(engines.NAMES)
+    compareshow.listing(compareplan.listing(compareplan.given([f"sglang={venv}"], [], [], [], [], asked)))
+    shown = capsys.readouterr().out
+    assert f"sglang        1.2.3                       {venv}/bin/python" in shown
+    assert "not installed: no llama-server on PATH" in shown
+    assert all(f"{name} " in shown for name in engines.NAMES)
 
 
-def test_a_comparison_says_what_was_measured_and_who_was_not(run: Run, tmp_path: Path, checkpoint: str) -> None:
+def test_a_comparison_says_what_was_measured_and_who_was_not(
+    run: Run, tmp_path: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     paths = [f"{name}={peers.install(tmp_path, name)}" for name in ("sglang", "vllm", "llama.cpp")]
     files = [tmp_path / name for name in ("a.json", "a.csv", "a.html")]
     words = ["compare", checkpoint, "-e", "sglang,vllm:slow,llama.cpp,tensorrt-llm", "--input", "8", "--output", "3"]
@@ -63,8 +70,8 @@ def test_a_comparison_says_what_was_measured_and_who_was_not(run: Run, tmp_path:
         assert said in page, said
     assert "<script" not in page
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["sglang-1.log", "vllm-slow-1.log"]
-    again = run("bench", "--import", str(files[0]))
-    assert "tensorrt-llm was not measured" in again.stdout
+    benchshow.show(importing.read([files[0]], price=None))
+    assert "tensorrt-llm was not measured" in capsys.readouterr().out
 
 
 def test_what_is_wrong_is_said_by_the_option_s_name() -> None:
