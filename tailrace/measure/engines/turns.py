@@ -4,6 +4,7 @@ suspended, or stopped where that is wanted or memory is short.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -186,7 +187,7 @@ class Contest:
         measured, seen = bench.drive(self._run(seat, replica, number))
         after, alive = replica.cpu_seconds(), _alive(seat)
         self.runs.append(measured)
-        self.interrupted = measured.summary.interrupted
+        self.interrupted |= measured.summary.interrupted
         if not alive:
             setup.say(f"{seat.entrant.label} ended in the middle of turn {number + 1}: {replica.last_lines()}")
         return Turn(
@@ -206,7 +207,12 @@ class Contest:
             await look.begin()
             measured = await bench.once(bed, setup.plan.seed + number)
             name = Path(seat.entrant.options.model).name  # not what it is served as
-            return msgspec.structs.replace(measured, model=name), await look.end()
+            measured = msgspec.structs.replace(measured, model=name)
+            try:
+                return measured, await look.end()
+            except asyncio.CancelledError:  # Ctrl-C: the run is there all the same
+                self.interrupted = True
+                return measured, gauges.Seen()
         finally:
             pool.close()
 
