@@ -20,6 +20,7 @@ from tailrace.measure.engines import judge, sizes, turns
 from tailrace.measure.engines.turns import Contest, Entrant, Setup
 from tailrace.measure.load import Plan
 from tailrace.measure.record import Outcome
+from tailrace.measure.report import html
 from tailrace.measure.result import Bench, Decision, Measured, Side, Turn
 from tailrace.measure.slo import Slo
 from tailrace.measure.summary import summarise
@@ -196,6 +197,18 @@ def test_an_interrupted_comparison_ends_with_what_there_is_and_leaves_nothing(
     assert contest.runs == []
     assert len(started) == 3
     assert not any(processes.alive(processes.tree(replica._root)) for replica in started)
+
+
+def test_where_none_can_take_part_that_is_what_is_said(tmp_path: Path) -> None:
+    contest = Contest([], setup(tmp_path))
+    contest.run()
+    sides = [Side(label="a", engine="a", absent="a is not installed")]
+    decision = judge.decide(sides, contest.runs, judge.differences(sides, contest.runs))
+    assert decision.chosen is None
+    assert decision.reasons == ["a was not measured: a is not installed", "Nothing was measured."]
+    page = html.html(Bench(kind="engines", runs=[], sides=sides, decision=decision))
+    assert "None can be chosen" in page
+    assert "a is not installed" in page
 
 
 def test_the_order_of_turns_favours_nobody() -> None:

@@ -242,7 +242,7 @@ class Contest:
 def order(seats: Sequence[Any], number: int) -> list[Any]:
     """Who goes when in a turn: every second turn backwards, and another begins every two turns, so that each is as
     often early as late."""
-    first = (number // 2) % len(seats)
+    first = (number // 2) % max(1, len(seats))
     turned = [*seats[first:], *seats[:first]]
     return turned[::-1] if number % 2 else turned
 
