@@ -10,6 +10,7 @@ import typer
 from tailrace.cli import (
     bench,
     chat,
+    compare,
     cost,
     devices,
     evaluate,
@@ -67,6 +68,7 @@ app.command("serve")(options.command(options.SERVE, serve.run, serve.DOC))
 app.command("chat")(chat.command)
 app.command("generate")(generate.command)
 app.command("bench")(bench.command)
+app.command("compare")(compare.command)
 app.command("machine")(machine.command)
 app.command("size")(size.command)
 app.command("devices")(devices.command)

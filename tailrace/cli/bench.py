@@ -250,7 +250,7 @@ def command(
         return
     from tailrace.cli import benchplan, benchshow
 
-    outs = [_suffix(path) for path in out or []]
+    outs = benchplan.files(out)
     if imported:
         from tailrace.measure import importing
 
@@ -267,7 +267,7 @@ def command(
             signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have us started with it ignored
         bench = _run(what, benchplan.More(sweep, find, against, pairs))
     for path in outs:
-        _write(bench, path)
+        benchshow.write(bench, path)
     if as_json:
         typer.echo(benchshow.as_json(bench))
     else:
@@ -308,25 +308,6 @@ def _list() -> None:
     for entry in catalogue.known():
         if entry.texts:
             print(f"{entry.name:14} {entry.about}")
-
-
-def _suffix(path: Path) -> Path:
-    if path.suffix not in (".json", ".csv", ".html"):
-        raise InvalidInput(f"--out {path}: its name ends in .json, .csv or .html, which says what it is", param="out")
-    return path
-
-
-def _write(bench: Bench, path: Path) -> None:
-    from tailrace.measure import result
-
-    if path.suffix == ".json":
-        result.save(bench, path)
-    elif path.suffix == ".csv":
-        result.write(path, result.csv(bench.runs))
-    else:
-        from tailrace.measure.report.html import html
-
-        result.write(path, html(bench).encode())
 
 
 def _run(what: _What, more: More) -> Bench:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -181,6 +182,16 @@ def headers(given: Sequence[str] | None) -> dict[str, str]:
             raise InvalidInput(f'--header is as in "x-team: blue", not {text!r}', param="header")
         made[name.strip()] = value.strip()
     return made
+
+
+def files(given: Sequence[Path] | None) -> list[Path]:
+    """Of --out."""
+    for path in given or []:
+        if path.suffix not in (".json", ".csv", ".html"):
+            raise InvalidInput(
+                f"--out {path}: its name ends in .json, .csv or .html, which says what it is", param="out"
+            )
+    return list(given or [])
 
 
 def levels(text: str) -> list[float]:

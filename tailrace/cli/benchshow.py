@@ -6,6 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -49,6 +50,13 @@ class Progress:
     ) -> None:
         self._bars.stop()
 
+    def say(self, text: str) -> None:
+        """A line above it; on plain standard error where it shows nothing."""
+        if self._on:
+            self._bars.console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
     def begin(self, label: str, plan: Plan) -> Callable[[Record], object]:
         """A run begins; gives what is told of its records."""
         if not self._on:
@@ -84,11 +92,36 @@ def as_json(bench: Bench) -> str:
     return msgspec.json.format(msgspec.json.encode(short), indent=2).decode()
 
 
-def show(bench: Bench) -> None:
-    """Everything, for people."""
+def write(bench: Bench, path: Path) -> None:
+    """A file of what its name says: everything, a line a request, or the report. Raises InvalidInput."""
+    if path.suffix == ".json":
+        result.save(bench, path)
+    elif path.suffix == ".csv":
+        result.write(path, result.csv(bench.runs))
+    else:
+        from tailrace.measure.report.html import html
+
+        result.write(path, html(bench).encode())
+
+
+def console() -> Console:
+    """Of standard output: as wide as the terminal, or wide enough for everything."""
     from rich.console import Console
 
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else WIDE)
+    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else WIDE)
+
+
+def show(bench: Bench) -> None:
+    """Everything, for people."""
+    if bench.kind == "engines":
+        from tailrace.cli import compareshow
+
+        compareshow.show(bench)
+    else:
+        _show(console(), bench)
+
+
+def _show(console: Console, bench: Bench) -> None:
     if bench.kind in ("run", "import"):
         for run in bench.runs:
             _show_run(console, bench, run)
@@ -99,13 +132,13 @@ def show(bench: Bench) -> None:
     console.print(f"{first.workload} on {first.model} at {first.url}\n", style="bold", soft_wrap=True)
     heads, rows = words.levels(bench)
     marked = words.chosen(bench)
-    _table(console, heads, [[row[0] + " *" if at == marked else row[0], *row[1:]] for at, row in enumerate(rows)])
+    table(console, heads, [[row[0] + " *" if at == marked else row[0], *row[1:]] for at, row in enumerate(rows)])
     if finding := words.found(bench):
         console.print(f"\n{finding}", soft_wrap=True)
     if bench.differences:
         urls = list(dict.fromkeys(run.url for run in bench.runs))
         console.print(f"\nA is {urls[0]}, B is {urls[-1]}: medians, and the ratio of pairs\n", soft_wrap=True)
-        _table(console, *words.differences(bench))
+        table(console, *words.differences(bench))
 
 
 def _show_run(console: Console, bench: Bench, run: Measured) -> None:
@@ -120,7 +153,7 @@ def _show_run(console: Console, bench: Bench, run: Measured) -> None:
     narrow = console.width < WIDE
     kept = [at for at, head in enumerate(words.HEADS) if not (narrow and head in ("p90", "95 % interval"))]
     rows = [[row[at] for at in kept] for row in words.latencies(run)]
-    _table(console, [words.HEADS[at] for at in kept], rows)
+    table(console, [words.HEADS[at] for at in kept], rows)
     console.print()
     lines = {"throughput": words.throughput(run), "goodput": words.goodput(bench, run)}
     if bench.price is not None:
@@ -142,7 +175,8 @@ def _line(console: Console, name: str, text: str | None, style: str | None = Non
         console.print(f"{name:12}{text}", style=style, soft_wrap=True)
 
 
-def _table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Words on the left, numbers on the right."""
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)

@@ -16,10 +16,12 @@ MOST_ERROR = 2000
 
 
 class Exchange:
-    """Fills a record while an answer comes. `start` is the run's beginning on `time.perf_counter`."""
+    """Fills a record while an answer comes. `start` is the run's beginning on `time.perf_counter`; `marked`: the answer
+    is complete with [DONE], else with a finish reason."""
 
-    def __init__(self, record: Record, start: float, *, keep_text: bool = False) -> None:
+    def __init__(self, record: Record, start: float, *, keep_text: bool = False, marked: bool = True) -> None:
         self.record = record
+        self._marked = marked
         self.reader = Reader(keep_text=keep_text)
         self._start = start
         self._refusal = b""
@@ -76,8 +78,9 @@ class Exchange:
             record.outcome, record.error = Outcome.ERROR, reader.error
         elif reader.malformed is not None:
             record.outcome, record.error = Outcome.MALFORMED, reader.malformed
-        elif not reader.done:
-            record.outcome, record.error = Outcome.CUT, "the stream ended without [DONE]"
+        elif not (reader.done if self._marked else reader.finish):
+            end = "[DONE]" if self._marked else "a finish reason"
+            record.outcome, record.error = Outcome.CUT, f"the stream ended without {end}"
         elif not reader.chunks and not (reader.usage and reader.usage.completion_tokens):
             record.outcome, record.error = Outcome.MALFORMED, "an answer with nothing in it"
         else:

@@ -260,7 +260,7 @@ class _Load:
         """One request; when it ended, None where it failed."""
         record = self._record(session, number, due, measured)
         kept = len(session.turns) > 1 and self._target.form == "text"
-        exchange = Exchange(record, self._state.start, keep_text=kept)
+        exchange = Exchange(record, self._state.start, keep_text=kept, marked=self._target.marked)
         if request is None:
             request = self._request(session.turns[number], answers)
         self._watch.one_more()

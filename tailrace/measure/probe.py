@@ -17,6 +17,7 @@ from tailrace.workload.session import Piece, Turn
 SHORT, LONG = 32, 232
 """Words of the two prompts that are counted."""
 LEAST_VOCABULARY = 64
+UNMARKED = "the stream ended without [DONE]"
 PATIENCE = 600.0
 """Seconds for one question: a server may have to load its model first."""
 
@@ -49,10 +50,15 @@ async def prepare(
     target = Target(model or await _model(pool), api, form, extra={**(EXACT if exact else {}), **extra})
     refusal = await _refusal(pool, target)
     if refusal and exact and "ignore_eos" not in extra:
-        target = msgspec.structs.replace(target, extra=extra)
-        if not await _refusal(pool, target):
-            refusal = ""
+        without = msgspec.structs.replace(target, extra=extra)
+        again = await _refusal(pool, without)
+        if again != refusal:  # it was that, whatever else there is
+            target, refusal = without, again
             notes.append("The server does not take ignore_eos: answers may be shorter than they are meant to be.")
+    if refusal == UNMARKED:
+        target = msgspec.structs.replace(target, marked=False)
+        refusal = await _refusal(pool, target)
+        notes.append("The server's streams end without [DONE]: those with a finish reason count as complete.")
     while refusal and form == "ids" and target.vocabulary > LEAST_VOCABULARY:
         target = msgspec.structs.replace(target, vocabulary=target.vocabulary // 2)
         refusal = await _refusal(pool, target)
@@ -83,6 +89,8 @@ async def _model(pool: Pool) -> str:
 async def _refusal(pool: Pool, target: Target) -> str:
     """Why it does not take a request of that kind; empty where it does."""
     record = await _ask(pool, target, 8 if target.form == "text" else 64)
+    if record.outcome is Outcome.CUT and record.finish is not None and target.marked:
+        return UNMARKED
     return "" if record.outcome is Outcome.OK else record.error
 
 
@@ -98,7 +106,7 @@ async def _ask(pool: Pool, target: Target, tokens: int) -> Record:
     record = Record(0, 0, False, tokens, 1)
     piece = Piece(f"probe/{time.time_ns()}", tokens)
     request = pool.request("POST", target.path, target.body(Turn((piece,), 1), {}))
-    await Exchange(record, time.perf_counter()).run(pool, request, PATIENCE)
+    await Exchange(record, time.perf_counter(), marked=target.marked).run(pool, request, PATIENCE)
     if record.outcome is Outcome.UNREACHABLE:
         raise TailraceError(f"No server answers at {pool.url} ({record.error}).")
     return record

@@ -54,25 +54,89 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """One metric of B over A."""
+    """One metric of B over A. `sides` are what these are called. `adjusted`: `p`, where more than this pair of sides is
+    compared in the metric (Holm 1979)."""
 
     metric: str
     less_is_better: bool
     a: float
     b: float
     ratio: Ratio
+    sides: tuple[str, str] = ("A", "B")
+    adjusted: float | None = None
+
+    @property
+    def sure(self) -> bool:
+        """Whether these runs show that there is one, at 5 %."""
+        low, high = self.ratio.interval
+        p = self.ratio.p if self.adjusted is None else self.adjusted
+        return p <= 0.05 and not low <= 1.0 <= high
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen of one engine in one turn. `run`: its number in `Bench.runs`; None where it could not be measured,
+    and `failed` says why. `died`: it ended in the middle. Seconds after its start: `ready`, and `first_token` of its
+    first request; None where it ran before. `cpu`: processor seconds of its processes over the whole run, in which
+    it gave `tokens`. `rss`: bytes at the end. The gauges are its own: the most there was, and the share of the
+    prompts' tokens that were cached."""
+
+    run: int | None = None
+    failed: str = ""
+    died: bool = False
+    ready: float | None = None
+    first_token: float | None = None
+    cpu: float | None = None
+    tokens: float | None = None
+    rss: int | None = None
+    running: float | None = None
+    waiting: float | None = None
+    kv_use: float | None = None
+    cached: float | None = None
+
+    @property
+    def cpu_per_token(self) -> float | None:
+        """Processor seconds of the server for each output token."""
+        return self.cpu / self.tokens if self.cpu is not None and self.tokens else None
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine of a comparison, as it was started. `absent`: why it was not measured. `price`: dollars an hour."""
+
+    label: str
+    engine: str
+    version: str = ""
+    model: str = ""
+    weights: str = ""
+    """What its model is, in words: format and size."""
+    command: list[str] = []
+    environment: dict[str, str | None] = {}
+    price: float | None = None
+    absent: str = ""
+    turns: list[Turn] = []
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """Which engine for this workload: `chosen` (None where none can be), by what it was judged, and the reasons."""
+
+    chosen: str | None
+    goal: str
+    reasons: list[str]
+    ties: list[str] = []
+    """Those that these runs cannot tell from it."""
 
 
 class Bench(msgspec.Struct, frozen=True, kw_only=True):
     """All that a command measured. `price`: dollars an hour of what serves, where it was given."""
 
-    kind: Literal["run", "sweep", "search", "compare", "import"]
+    kind: Literal["run", "sweep", "search", "compare", "engines", "import"]
     runs: list[Measured]
     slo: Slo | None = None
     price: float | None = None
     knee: Knee | None = None
     found: Found | None = None
     differences: list[Difference] = []
+    sides: list[Side] = []
+    decision: Decision | None = None
     setting: dict[str, Any] = {}
     """How it was done: workload, seed, options, machine."""
     version: str = ""

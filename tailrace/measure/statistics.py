@@ -111,3 +111,21 @@ def _exchanged(logs: Values, rng: np.random.Generator) -> float:
         return float(np.mean(np.abs(signs @ logs) >= abs(logs.sum()) - 1e-12))
     signs = 1 - 2 * rng.integers(0, 2, (10_000, n))
     return float((1 + np.sum(np.abs(signs @ logs) >= abs(logs.sum()) - 1e-12)) / 10_001)
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """The p of each of several comparisons, so that any false finding is as unlikely as with one (Holm 1979)."""
+    order = sorted(range(len(values)), key=lambda place: values[place])
+    made, most = [0.0] * len(values), 0.0
+    for rank, place in enumerate(order):
+        most = max(most, min(1.0, values[place] * (len(values) - rank)))
+        made[place] = most
+    return made
+
+
+def least_pairs(comparisons: int) -> int:
+    """The fewest pairs with which a sign-flip test can find anything at 5 %, in so many comparisons."""
+    pairs = 1
+    while 2.0 ** (1 - pairs) * comparisons > 1 - CONFIDENCE:
+        pairs += 1
+    return pairs

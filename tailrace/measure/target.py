@@ -29,7 +29,7 @@ class Fit(msgspec.Struct, frozen=True):
 
 class Target(msgspec.Struct, frozen=True):
     """`extra` are parameters that every request has, and wins over what is sent otherwise. `vocabulary`: token ids of
-    prompts lie below it."""
+    prompts lie below it. `marked`: its streams end with [DONE]; where they do not, a finish reason is the end."""
 
     model: str
     api: Api = "chat"
@@ -37,6 +37,7 @@ class Target(msgspec.Struct, frozen=True):
     extra: dict[str, Any] = {}
     fit: Fit = Fit()
     vocabulary: int = 30_000
+    marked: bool = True
 
     @property
     def path(self) -> str:

@@ -10,7 +10,7 @@ from tailrace.measure.report import page
 from tailrace.measure.report.plots import count, distribution, share
 from tailrace.measure.report.svg import Axis, Plot, axis
 from tailrace.measure.report.words import NAMES, ms
-from tailrace.measure.result import Bench, Measured
+from tailrace.measure.result import Bench, Difference, Measured
 
 
 def of_levels(bench: Bench) -> Iterator[str]:
@@ -142,7 +142,7 @@ def _cost(price: float, runs: Sequence[Measured], unit: str, mark: float | None)
 def of_pairs(bench: Bench) -> Iterator[str]:
     """A beside B."""
     if bench.differences:
-        yield _forest(bench)
+        yield forest(bench.differences)
     for metric, title in (("ttft", "Time to first token"), ("tpot", "Time per output token")):
         lines = []
         for colour, side in (("c0", "A"), ("c1", "B")):
@@ -157,22 +157,24 @@ def of_pairs(bench: Bench) -> Iterator[str]:
             yield distribution(title, lines, None, "All runs together; the share of requests within a time.")
 
 
-def _forest(bench: Bench) -> str:
-    found = bench.differences
+def forest(found: Sequence[Difference]) -> str:
+    """Ratios of the second side over the first, a line each."""
+    first, second = found[0].sides
     edges = [edge for one in found for edge in one.ratio.interval]
     far = max(1.05, *(max(edge, 1 / edge) for edge in edges))
     plot = Plot(
-        Axis("B / A", 1 / far / 1.02, far * 1.02, lambda v: f"{v:.3g}", True),
+        Axis(f"{second} / {first}", 1 / far / 1.02, far * 1.02, lambda v: f"{v:.3g}", True),
         Axis("", -0.6, len(found) - 0.4, lambda v: ""),
         "Ratios",
     )
     plot.upright(1.0, "c5")
     for place, one in enumerate(reversed(found)):
-        sure = one.ratio.p <= 0.05 and not one.ratio.interval[0] <= 1.0 <= one.ratio.interval[1]
-        colour = "c5" if not sure else "c2" if (one.ratio.ratio < 1) == one.less_is_better else "c6"
+        colour = "c5" if not one.sure else "c2" if (one.ratio.ratio < 1) == one.less_is_better else "c6"
         plot.line([(edge, place) for edge in one.ratio.interval], colour)
         plot.scatter([(one.ratio.ratio, place)], colour, size=4.0)
         plot.text(one.ratio.ratio, place, one.metric)
-    return page.figure(
-        "B over A", str(plot), "Medians of pairs and their intervals: green where B is surely better, red where A is."
+    caption = (
+        f"Medians of pairs and their intervals: green where {second} is surely better, red where {first} is, grey "
+        "where these runs cannot tell."
     )
+    return page.figure(f"{second} over {first}", str(plot), caption)

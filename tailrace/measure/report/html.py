@@ -9,7 +9,7 @@ from html import escape
 import msgspec
 
 from tailrace.measure import result
-from tailrace.measure.report import curves, page, plots, words
+from tailrace.measure.report import contest, curves, page, plots, sides, words
 from tailrace.measure.result import Bench, Measured
 
 TITLES = {
@@ -18,19 +18,25 @@ TITLES = {
     "sweep": "Load sweep",
     "search": "Highest load",
     "compare": "A and B",
+    "engines": "Engines side by side",
 }
 
 
 def html(bench: Bench) -> str:
     """One self-contained page."""
     first = bench.runs[0] if bench.runs else None
-    title = f"{TITLES[bench.kind]}: {first.workload} on {first.model}" if first is not None else TITLES[bench.kind]
+    title = TITLES[bench.kind]
+    if first is not None:
+        title += f": {first.workload}" + ("" if bench.kind == "engines" else f" on {first.model}")
     parts = [f"<h1>{escape(title)}</h1>"]
     if first is not None:
         when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(first.began)) if first.began else ""
         urls = " and ".join(dict.fromkeys(run.url for run in bench.runs))
-        parts.append(page.paragraph(" · ".join(filter(None, (urls, when))), "soft"))
-    if bench.kind == "compare":
+        told = sides.title(bench) if bench.kind == "engines" else urls
+        parts.append(page.paragraph(" · ".join(filter(None, (told, when))), "soft"))
+    if bench.kind == "engines":
+        parts += contest.html(bench)
+    elif bench.kind == "compare":
         parts += _compared(bench)
     elif bench.kind in ("sweep", "search"):
         parts += _levels(bench)
@@ -132,4 +138,5 @@ def _how(bench: Bench) -> str:
     if setting:
         made += "<details><summary class=soft>Everything that was set</summary>"
         made += f"<pre class=wide>{escape(setting)}</pre></details>"
-    return made + f"<footer>Measured from outside by tailrace bench {escape(bench.version)}.</footer>"
+    command = "compare" if bench.kind == "engines" else "bench"
+    return made + f"<footer>Measured from outside by tailrace {command} {escape(bench.version)}.</footer>"

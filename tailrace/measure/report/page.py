@@ -17,7 +17,8 @@ STYLE = """
 body { margin: 0 auto; padding: 1.2rem clamp(.8rem, 3vw, 2.5rem) 3rem; max-width: 1500px; background: var(--back);
   color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.45rem; margin: .2rem 0; } h2 { font-size: 1.12rem; margin: 1.8rem 0 .5rem; }
-p { margin: .3rem 0; max-width: 80ch; } .soft, figcaption, footer { color: var(--soft); font-size: .87rem; }
+p, li { margin: .3rem 0; max-width: 80ch; } ul { padding-left: 1.2rem; margin: .3rem 0; }
+.soft, figcaption, footer { color: var(--soft); font-size: .87rem; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
 th, td { text-align: right; padding: .28rem .7rem; border-bottom: 1px solid var(--grid); white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; } th:first-child, td:first-child { text-align: left; padding-left: 0; }

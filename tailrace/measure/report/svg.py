@@ -124,7 +124,8 @@ class Plot:
     def text(self, x: float, y: float, words: str) -> None:
         """A few words beside a point."""
         at = self._x(x)
-        side = ("end", -6) if at > WIDTH * 0.75 else ("start", 6)
+        fits = at + 6 + 7 * len(words) <= WIDTH
+        side = ("start", 6) if fits else ("end", -6)
         self._parts.append(
             f'<text class="word" x="{at + side[1]:.1f}" y="{self._y(y) - 6:.1f}" text-anchor="{side[0]}">'
             f"{escape(words)}</text>"

@@ -175,10 +175,10 @@ def found(bench: Bench) -> str | None:
 
 def better(difference: Difference) -> str:
     """Which is better, where that is sure."""
-    low, high = difference.ratio.interval
-    if difference.ratio.p > 0.05 or low <= 1.0 <= high:
+    if not difference.sure:
         return "no sure difference"
-    return "B is better" if (difference.ratio.ratio < 1.0) == difference.less_is_better else "A is better"
+    first, second = difference.sides
+    return f"{second if (difference.ratio.ratio < 1.0) == difference.less_is_better else first} is better"
 
 
 def differences(bench: Bench) -> tuple[list[str], list[list[str]]]:
@@ -200,3 +200,14 @@ def differences(bench: Bench) -> tuple[list[str], list[list[str]]]:
             ]
         )
     return ["", "A", "B", "B / A", "95 % interval", "p", "pairs", ""], rows
+
+
+def amount(metric: str, value: float) -> str:
+    """A value of a metric of a comparison, with its unit where the metric's name has none."""
+    if metric == "memory":
+        return f"{value / 2**20:,.0f} MiB"
+    if metric.startswith("$"):
+        return f"${value:.3g}"
+    if metric == "CPU seconds a token" or metric.startswith(("TTFT", "TPOT", "ITL", "E2E", "start")):
+        return ms(value)
+    return rate(value)
