@@ -158,7 +158,8 @@ def test_an_idle_server_sleeps_by_itself_and_the_official_client_waits_through_i
         with ThreadPoolExecutor(8) as pool:
             again = list(pool.map(lambda _: client.chat.completions.create(**CHAT), range(8)))  # type: ignore[call-overload]
         assert {one.choices[0].message.content for one in again} == {said}
-        assert state(server)["sleep"]["wakes"] == 1
+        now = state(server)["sleep"]  # it may have slept again before the last of them came
+        assert 1 <= now["wakes"] <= now["sleeps"]
         until(lambda: state(server)["sleep"]["state"] == "asleep", "sleep again")
         post(server, "/admin/sleep", {})  # from here on it is the operator's
         assert server.post("/v1/chat/completions", CHAT, headers=USER).status_code == 503
@@ -178,6 +179,7 @@ def test_pages_of_a_server_that_slept_come_back_from_disk(tmp_path: Path) -> Non
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 300
 
 
+@pytest.mark.alone
 def test_the_real_model_gives_its_memory_back_and_wakes_with_the_same_bits(smollm2: Path) -> None:
     real = {"model": str(smollm2), "served_names": ["stand"], "loader": "", "kv_tokens": 2048}
     with serving(**{**KEYS, **real}) as server:
