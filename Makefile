@@ -9,6 +9,7 @@ MODEL ?= smollm2-135m
 PORT ?= 8000
 ARGS ?=
 PYTEST_ARGS ?=
+WORKERS ?= 2
 ARM_CXX ?= aarch64-linux-gnu-g++
 ARM_QEMU ?= qemu-aarch64
 # The first interpreter that is new enough; `make PYTHON=...` chooses another.
@@ -19,31 +20,42 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 NATIVE := $(wildcard tailrace/native/*.cpp tailrace/native/*.h tailrace/native/*.inl)
 
+# Bytecode is kept: tests start hundreds of servers, which would compile all of it again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint types layers unit test-clients conformance bench soak docs fuzz kernels emulated emulated-arm clean
+.PHONY: help serve test checks lint types layers native unit test-clients conformance bench soak docs fuzz kernels emulated emulated-arm clean
 
 help: ## this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 21
-	@echo "Variables: MODEL=$(MODEL) PORT=$(PORT) ARGS='more options' PYTEST_ARGS='tests/cli -x' PYTHON=$(PYTHON)"
+	@echo "Variables: MODEL=$(MODEL) PORT=$(PORT) ARGS='more options' PYTEST_ARGS='tests/cli -x' WORKERS=$(WORKERS) PYTHON=$(PYTHON)"
 
 serve: $(VENV)/.installed ## install what is missing, pull the model, serve it on http://127.0.0.1:8000
 	@exec $(BIN)/tailrace serve $(MODEL) --port $(PORT) $(ARGS)
 
-test: lint types layers unit ## everything that CI checks
+# What needs no kernels is done while they are compiled; the tests have the machine for themselves.
+test: ## everything that CI checks
+	@$(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j 2) checks
+	@$(MAKE) --no-print-directory unit
 
-lint: $(VENV)/.dev ## style and format
+checks: native lint types layers
+
+native: $(VENV)/.native
+
+lint: $(VENV)/.packages ## style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/.dev ## strict types
+types: $(VENV)/.packages ## strict types
 	$(BIN)/mypy
 
-layers: $(VENV)/.dev ## a room imports only the rooms below it
+layers: $(VENV)/.packages ## a room imports only the rooms below it
 	$(BIN)/lint-imports
 
-unit: $(VENV)/.dev ## the tests (the model is pulled first)
+# Tests keep their order, since the longest come first.
+unit: $(VENV)/.dev ## the tests (the model is pulled first), in WORKERS processes; with WORKERS=0 for a debugger
 	@$(BIN)/tailrace pull $(MODEL) >/dev/null
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-clients: $(CLIENTS)/.installed $(VENV)/.dev ## LangChain, LlamaIndex, Instructor and the OpenAI Agents SDK against the server
 	@$(BIN)/tailrace pull $(MODEL) >/dev/null
@@ -121,16 +133,25 @@ $(VENV)/.native: CMakeLists.txt $(NATIVE) $(VENV)/.tools
 	@touch $@
 
 # Editable and in place: the package is imported from here, the kernels lie where `.native` put them.
-$(VENV)/.installed: pyproject.toml $(VENV)/.native
+install = $(PIP) install -qq --no-build-isolation -C wheel.cmake=false -e
+
+$(VENV)/.installed: $(VENV)/.package $(VENV)/.native
+	@touch $@
+
+$(VENV)/.package: pyproject.toml $(VENV)/.tools
 	@echo "Installing Tailrace ..."
-	@$(PIP) install -qq --no-build-isolation -C wheel.cmake=false -e .
+	@$(install) .
 	@$(BIN)/python -m compileall -q tailrace # where PYTHONDONTWRITEBYTECODE is set, every start would compile it all again
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.installed
-	@echo "Installing what the tests need ..."
-	@$(PIP) install -qq --no-build-isolation -C wheel.cmake=false -e '.[dev]'
+$(VENV)/.dev: $(VENV)/.packages $(VENV)/.native
 	@touch $@
+
+$(VENV)/.packages: pyproject.toml $(VENV)/.tools
+	@echo "Installing Tailrace and what the tests need ..."
+	@$(install) '.[dev]'
+	@$(BIN)/python -m compileall -q tailrace
+	@touch $(VENV)/.package $@
 
 $(CLIENTS)/.installed: tests_clients/requirements.txt | $(BIN)/python
 	@echo "Installing other people's clients ..."

@@ -81,6 +81,7 @@ def memory(server: Running) -> int:
     return total
 
 
+@pytest.mark.alone
 def test_a_thousand_clients_at_once_harm_nobody_and_leave_nothing(patient: Running) -> None:
     place = Place(int(patient.url.rsplit(":", 1)[1]), "stand", body_bytes=BODY_BYTES, patience=40.0)
     asyncio.run(known(place))
@@ -100,6 +101,7 @@ def test_a_thousand_clients_at_once_harm_nobody_and_leave_nothing(patient: Runni
     ).choices[0].message.content == "hi"  # fmt: skip
 
 
+@pytest.mark.alone
 def test_nor_do_they_where_keys_and_tls_are_asked_for_and_files_are_stored(guarded: Running) -> None:
     port = int(guarded.url.rsplit(":", 1)[1])
     place = Place(port, "stand", BODY_BYTES, patience=90.0, key="the key", tls=NO_TLS, file_bytes=FILE_BYTES)

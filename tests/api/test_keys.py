@@ -177,6 +177,7 @@ def test_a_tenants_keys_share_limits_and_cached_prefixes(keyed: Keyed) -> None:
     assert ask(keyed.server.client(alone)).choices
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_revoked_key_is_refused_within_a_second_and_what_runs_is_ended(keyed: Keyed, stream: bool) -> None:
     key = keyed.key(f"leaked-{stream}")
