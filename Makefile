@@ -18,6 +18,8 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Ninja takes the cores that there are, not one of those that `make -j` counts.
+CMAKE := MAKEFLAGS= PATH="$(abspath $(BIN)):$$PATH" cmake
 NATIVE := $(wildcard tailrace/native/*.cpp tailrace/native/*.h tailrace/native/*.inl)
 
 # Bytecode is kept: tests start hundreds of servers, which would compile all of it again.
@@ -78,8 +80,8 @@ fuzz: $(VENV)/.dev ## call a server tens of thousands of times with what its Ope
 
 # The C++ test of the kernels, built in $(1) with the options $(2).
 define kernels_test
-	@PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B $(1) -G Ninja -DTAILRACE_NATIVE_TEST=ON $(2) >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
-	@PATH="$(abspath $(BIN)):$$PATH" cmake --build $(1) >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
+	@$(CMAKE) -S . -B $(1) -G Ninja -DTAILRACE_NATIVE_TEST=ON $(2) >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
+	@$(CMAKE) --build $(1) >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
 endef
 
 kernels: $(VENV)/.tools ## test every kernel build of this machine against the portable one, in C++
@@ -88,8 +90,8 @@ kernels: $(VENV)/.tools ## test every kernel build of this machine against the p
 	build/kernels/kernels_test --digest build/kernels/digest
 
 emulated: $(VENV)/.dev ## test the AVX-512 kernels where there is no AVX-512 (needs Debian's libsimde-dev)
-	@PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build/emulated -G Ninja -DTAILRACE_EMULATE_AVX512=ON -DPython_EXECUTABLE="$(abspath $(BIN))/python" >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
-	@PATH="$(abspath $(BIN)):$$PATH" cmake --build build/emulated >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
+	@$(CMAKE) -S . -B build/emulated -G Ninja -DTAILRACE_EMULATE_AVX512=ON -DPython_EXECUTABLE="$(abspath $(BIN))/python" >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
+	@$(CMAKE) --build build/emulated >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
 	@rm -rf build/emulated/tree && mkdir build/emulated/tree && cp -r tailrace tests pyproject.toml build/emulated/tree && rm -f build/emulated/tree/tailrace/native/*.so
 	@$(BIN)/cmake --install build/emulated --component native --prefix build/emulated/tree >/dev/null
 	cd build/emulated/tree && "$(abspath $(BIN))/python" -c 'import sys; sys.meta_path = [f for f in sys.meta_path if "ScikitBuild" not in type(f).__name__]; sys.path.insert(0, "."); from tailrace.backends.cpu import available_kernels as a; assert a()[0] == "avx512", a(); import pytest; sys.exit(pytest.main(["tests/backends/test_cpu_kernels.py", "tests/backends/test_cpu_model.py"]))'
@@ -126,8 +128,8 @@ $(VENV)/.tools: pyproject.toml | $(BIN)/python
 
 $(VENV)/.native: CMakeLists.txt $(NATIVE) $(VENV)/.tools
 	@echo "Building the native kernels (some minutes the first time) ..."
-	@PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build/make -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(abspath $(BIN))/python" >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
-	@PATH="$(abspath $(BIN)):$$PATH" cmake --build build/make >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
+	@$(CMAKE) -S . -B build/make -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(abspath $(BIN))/python" >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
+	@$(CMAKE) --build build/make >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
 	@$(BIN)/cmake --install build/make --component native --prefix build/make/stage >/dev/null
 	@mv build/make/stage/tailrace/native/*.so tailrace/native/ # a rename: servers that run keep the kernels that they mapped
 	@touch $@
