@@ -28,9 +28,9 @@ def _locked(place: Path, kind: int) -> Iterator[None]:
 
 
 @contextmanager
-def turn(*, alone: bool) -> Iterator[None]:
+def turn(*, alone: bool, door: Path = DOOR, room: Path = ROOM) -> Iterator[None]:
     """Waits for its turn, and holds it."""
     with ExitStack() as held:
-        with _locked(DOOR, fcntl.LOCK_EX):
-            held.enter_context(_locked(ROOM, fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+        with _locked(door, fcntl.LOCK_EX):
+            held.enter_context(_locked(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
         yield
