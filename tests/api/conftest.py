@@ -141,9 +141,9 @@ def launch(within: Sequence[str] = (), **settings: Any) -> Running:
 
 
 @contextmanager
-def serving(**settings: Any) -> Iterator[Running]:
+def serving(within: Sequence[str] = (), **settings: Any) -> Iterator[Running]:
     """A server that is ready."""
-    running = launch(**settings)
+    running = launch(within, **settings)
     try:
         yield running.wait_ready()
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import socket
 from collections.abc import Iterator
 
@@ -28,17 +27,9 @@ GROWTH = 8 << 20
 def patient() -> Iterator[Running]:
     """A server that was started with few descriptors, as by a shell."""
     timeouts = {"header": SECONDS, "keep_alive": SECONDS, "body": SECONDS, "send": SECONDS}
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, soft), hard))
-    try:
-        context = serving(timeouts=timeouts, limits={"body_bytes": BODY_BYTES}, log_requests=False)
-        server = context.__enter__()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    try:
+    shell = ("sh", "-c", 'ulimit -S -n 256 && exec "$@"', "sh")
+    with serving(shell, timeouts=timeouts, limits={"body_bytes": BODY_BYTES}, log_requests=False) as server:
         yield server
-    finally:
-        context.__exit__(None, None, None)
 
 
 @pytest.fixture(scope="module")
