@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.conftest import Running, serving, until
+from tests.api.conftest import DEADLINE, Running, serving, until
 
 CHAT = {"model": "stand", "messages": [{"role": "user", "content": "say this again"}], "seed": 7}
 LONG = {**CHAT, "ignore_eos": True, "max_tokens": 100}
@@ -106,11 +106,11 @@ def test_streams_hold_a_sleep_up_or_are_aborted_as_the_operator_says(server: Run
             error = post(server, "/admin/sleep", {}, 409)["error"]
             assert error["code"] == "busy"
             assert state(server)["sleep"]["state"] == "awake"
-            thread.join(20)
+            thread.join(DEADLINE)
             assert "[DONE]" in said[0]
             continue
         post(server, "/admin/sleep", {"running": running})
-        thread.join(20)
+        thread.join(DEADLINE)
         assert ("[DONE]" in said[0]) == (running == "finish")
         assert ('"code":"aborted"' in said[0]) == (running == "abort")
         post(server, "/admin/wake")
