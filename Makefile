@@ -9,6 +9,7 @@ MODEL ?= smollm2-135m
 PORT ?= 8000
 ARGS ?=
 PYTEST_ARGS ?=
+WORKERS ?= 2
 ARM_CXX ?= aarch64-linux-gnu-g++
 ARM_QEMU ?= qemu-aarch64
 # The first interpreter that is new enough; `make PYTHON=...` chooses another.
@@ -17,33 +18,46 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Ninja takes the cores that there are, not one of those that `make -j` counts.
+CMAKE := MAKEFLAGS= PATH="$(abspath $(BIN)):$$PATH" cmake
 NATIVE := $(wildcard tailrace/native/*.cpp tailrace/native/*.h tailrace/native/*.inl)
 
+# Bytecode is kept: tests start hundreds of servers, which would compile all of it again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint types layers unit test-clients conformance bench soak docs fuzz kernels emulated emulated-arm clean
+.PHONY: help serve test checks lint types layers native unit test-clients conformance bench soak docs fuzz kernels emulated emulated-arm clean
 
 help: ## this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 21
-	@echo "Variables: MODEL=$(MODEL) PORT=$(PORT) ARGS='more options' PYTEST_ARGS='tests/cli -x' PYTHON=$(PYTHON)"
+	@echo "Variables: MODEL=$(MODEL) PORT=$(PORT) ARGS='more options' PYTEST_ARGS='tests/cli -x' WORKERS=$(WORKERS) PYTHON=$(PYTHON)"
 
 serve: $(VENV)/.installed ## install what is missing, pull the model, serve it on http://127.0.0.1:8000
 	@exec $(BIN)/tailrace serve $(MODEL) --port $(PORT) $(ARGS)
 
-test: lint types layers unit ## everything that CI checks
+# What needs no kernels is done while they are compiled; the tests have the machine for themselves.
+test: ## everything that CI checks
+	@$(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j 2) checks
+	@$(MAKE) --no-print-directory unit
 
-lint: $(VENV)/.dev ## style and format
+checks: native lint types layers
+
+native: $(VENV)/.native
+
+lint: $(VENV)/.packages ## style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/.dev ## strict types
+types: $(VENV)/.packages ## strict types
 	$(BIN)/mypy
 
-layers: $(VENV)/.dev ## a room imports only the rooms below it
+layers: $(VENV)/.packages ## a room imports only the rooms below it
 	$(BIN)/lint-imports
 
-unit: $(VENV)/.dev ## the tests (the model is pulled first)
+# Tests keep their order, since the longest come first.
+unit: $(VENV)/.dev ## the tests (the model is pulled first), in WORKERS processes; with WORKERS=0 for a debugger
 	@$(BIN)/tailrace pull $(MODEL) >/dev/null
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-clients: $(CLIENTS)/.installed $(VENV)/.dev ## LangChain, LlamaIndex, Instructor and the OpenAI Agents SDK against the server
 	@$(BIN)/tailrace pull $(MODEL) >/dev/null
@@ -66,8 +80,8 @@ fuzz: $(VENV)/.dev ## call a server tens of thousands of times with what its Ope
 
 # The C++ test of the kernels, built in $(1) with the options $(2).
 define kernels_test
-	@PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B $(1) -G Ninja -DTAILRACE_NATIVE_TEST=ON $(2) >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
-	@PATH="$(abspath $(BIN)):$$PATH" cmake --build $(1) >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
+	@$(CMAKE) -S . -B $(1) -G Ninja -DTAILRACE_NATIVE_TEST=ON $(2) >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
+	@$(CMAKE) --build $(1) >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
 endef
 
 kernels: $(VENV)/.tools ## test every kernel build of this machine against the portable one, in C++
@@ -76,8 +90,8 @@ kernels: $(VENV)/.tools ## test every kernel build of this machine against the p
 	build/kernels/kernels_test --digest build/kernels/digest
 
 emulated: $(VENV)/.dev ## test the AVX-512 kernels where there is no AVX-512 (needs Debian's libsimde-dev)
-	@PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build/emulated -G Ninja -DTAILRACE_EMULATE_AVX512=ON -DPython_EXECUTABLE="$(abspath $(BIN))/python" >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
-	@PATH="$(abspath $(BIN)):$$PATH" cmake --build build/emulated >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
+	@$(CMAKE) -S . -B build/emulated -G Ninja -DTAILRACE_EMULATE_AVX512=ON -DPython_EXECUTABLE="$(abspath $(BIN))/python" >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
+	@$(CMAKE) --build build/emulated >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
 	@rm -rf build/emulated/tree && mkdir build/emulated/tree && cp -r tailrace tests pyproject.toml build/emulated/tree && rm -f build/emulated/tree/tailrace/native/*.so
 	@$(BIN)/cmake --install build/emulated --component native --prefix build/emulated/tree >/dev/null
 	cd build/emulated/tree && "$(abspath $(BIN))/python" -c 'import sys; sys.meta_path = [f for f in sys.meta_path if "ScikitBuild" not in type(f).__name__]; sys.path.insert(0, "."); from tailrace.backends.cpu import available_kernels as a; assert a()[0] == "avx512", a(); import pytest; sys.exit(pytest.main(["tests/backends/test_cpu_kernels.py", "tests/backends/test_cpu_model.py"]))'
@@ -114,23 +128,32 @@ $(VENV)/.tools: pyproject.toml | $(BIN)/python
 
 $(VENV)/.native: CMakeLists.txt $(NATIVE) $(VENV)/.tools
 	@echo "Building the native kernels (some minutes the first time) ..."
-	@PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build/make -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(abspath $(BIN))/python" >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
-	@PATH="$(abspath $(BIN)):$$PATH" cmake --build build/make >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
+	@$(CMAKE) -S . -B build/make -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(abspath $(BIN))/python" >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
+	@$(CMAKE) --build build/make >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
 	@$(BIN)/cmake --install build/make --component native --prefix build/make/stage >/dev/null
 	@mv build/make/stage/tailrace/native/*.so tailrace/native/ # a rename: servers that run keep the kernels that they mapped
 	@touch $@
 
 # Editable and in place: the package is imported from here, the kernels lie where `.native` put them.
-$(VENV)/.installed: pyproject.toml $(VENV)/.native
+install = $(PIP) install -qq --no-build-isolation -C wheel.cmake=false -e
+
+$(VENV)/.installed: $(VENV)/.package $(VENV)/.native
+	@touch $@
+
+$(VENV)/.package: pyproject.toml $(VENV)/.tools
 	@echo "Installing Tailrace ..."
-	@$(PIP) install -qq --no-build-isolation -C wheel.cmake=false -e .
+	@$(install) .
 	@$(BIN)/python -m compileall -q tailrace # where PYTHONDONTWRITEBYTECODE is set, every start would compile it all again
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.installed
-	@echo "Installing what the tests need ..."
-	@$(PIP) install -qq --no-build-isolation -C wheel.cmake=false -e '.[dev]'
+$(VENV)/.dev: $(VENV)/.packages $(VENV)/.native
 	@touch $@
+
+$(VENV)/.packages: pyproject.toml $(VENV)/.tools
+	@echo "Installing Tailrace and what the tests need ..."
+	@$(install) '.[dev]'
+	@$(BIN)/python -m compileall -q tailrace
+	@touch $(VENV)/.package $@
 
 $(CLIENTS)/.installed: tests_clients/requirements.txt | $(BIN)/python
 	@echo "Installing other people's clients ..."

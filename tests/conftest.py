@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 from tailrace.models import catalogue
-from tests import postgres
+from tests import postgres, turns
 
 os.environ["TAILRACE_LEDGER"] = "off"  # no test writes to the tester's own ledger
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Each test in its turn, where there are other processes that run some."""
+    if not hasattr(item.config, "workerinput"):
+        return (yield)
+    with turns.turn(alone=item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 @pytest.fixture(scope="session")

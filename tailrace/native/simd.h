@@ -363,15 +363,21 @@ struct DotSigned {
     inline I finish(int32_t) const { return {lo, hi}; }
 };
 
-#elif !defined(TR_NEON) // portable: plain C++, for any machine
+#elif !defined(TR_NEON) // portable: the compiler's own vectors of four, which it has for any machine
 
 #define TR_LANES for (int i = 0; i < 16; i++)
+#define TR_QUARTERS for (int i = 0; i < 4; i++)
+
+typedef float F4 __attribute__((vector_size(16)));
+typedef int32_t I4 __attribute__((vector_size(16)));
+typedef uint32_t U4 __attribute__((vector_size(16)));
+typedef uint16_t H8 __attribute__((vector_size(16)));
 
 struct F {
-    float v[16];
+    F4 v[4];
 };
 struct I {
-    int32_t v[16];
+    I4 v[4];
 };
 struct Pair {
     F first, second;
@@ -379,7 +385,7 @@ struct Pair {
 
 inline F f_set1(float x) {
     F r;
-    TR_LANES r.v[i] = x;
+    TR_QUARTERS r.v[i] = F4{x, x, x, x};
     return r;
 }
 inline F f_load(const float *p) {
@@ -388,10 +394,16 @@ inline F f_load(const float *p) {
     return r;
 }
 inline void f_store(float *p, F a) { std::memcpy(p, a.v, 64); }
+inline I i_load(const int32_t *p) {
+    I r;
+    std::memcpy(r.v, p, 64);
+    return r;
+}
+inline void i_store(int32_t *p, I a) { std::memcpy(p, a.v, 64); }
 #define TR_BINARY(type, name, expr)       \
     inline type name(type a, type b) {    \
         type r;                           \
-        TR_LANES r.v[i] = (expr);         \
+        TR_QUARTERS r.v[i] = (expr);      \
         return r;                         \
     }
 TR_BINARY(F, operator+, a.v[i] + b.v[i])
@@ -400,79 +412,72 @@ TR_BINARY(F, operator*, a.v[i] * b.v[i])
 TR_BINARY(F, operator/, a.v[i] / b.v[i])
 TR_BINARY(F, f_max, a.v[i] > b.v[i] ? a.v[i] : b.v[i])
 TR_BINARY(F, f_min, a.v[i] < b.v[i] ? a.v[i] : b.v[i])
-TR_BINARY(I, operator+, static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) + static_cast<uint32_t>(b.v[i])))
-TR_BINARY(I, operator-, static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) - static_cast<uint32_t>(b.v[i])))
-TR_BINARY(I, operator*, static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) * static_cast<uint32_t>(b.v[i])))
+TR_BINARY(I, operator+, I4(U4(a.v[i]) + U4(b.v[i])))
+TR_BINARY(I, operator-, I4(U4(a.v[i]) - U4(b.v[i])))
+TR_BINARY(I, operator*, I4(U4(a.v[i]) * U4(b.v[i])))
 TR_BINARY(I, operator^, a.v[i] ^ b.v[i])
 TR_BINARY(I, operator&, a.v[i] & b.v[i])
 #undef TR_BINARY
 inline F f_fma(F a, F b, F c) {
     F r;
-    TR_LANES r.v[i] = a.v[i] * b.v[i] + c.v[i];
-    return r;
-}
-inline F f_abs(F a) {
-    F r;
-    TR_LANES r.v[i] = std::fabs(a.v[i]);
+    TR_QUARTERS r.v[i] = a.v[i] * b.v[i] + c.v[i];
     return r;
 }
 inline I i_set1(int32_t x) {
     I r;
-    TR_LANES r.v[i] = x;
+    TR_QUARTERS r.v[i] = I4{x, x, x, x};
     return r;
 }
-inline I i_load(const int32_t *p) {
-    I r;
-    std::memcpy(r.v, p, 64);
-    return r;
-}
-inline void i_store(int32_t *p, I a) { std::memcpy(p, a.v, 64); }
 template <int N> inline I i_shr(I a) {
-    I r;
-    TR_LANES r.v[i] = static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) >> N);
-    return r;
+    TR_QUARTERS a.v[i] = I4(U4(a.v[i]) >> N);
+    return a;
 }
 template <int N> inline I i_shl(I a) {
-    I r;
-    TR_LANES r.v[i] = static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) << N);
-    return r;
-}
-inline I f_round(F a) {
-    I r;
-    TR_LANES r.v[i] = static_cast<int32_t>(std::nearbyintf(a.v[i]));
-    return r;
+    TR_QUARTERS a.v[i] = I4(U4(a.v[i]) << N);
+    return a;
 }
 inline F i_float(I a) {
     F r;
-    TR_LANES r.v[i] = static_cast<float>(a.v[i]);
+    TR_QUARTERS r.v[i] = __builtin_convertvector(a.v[i], F4);
     return r;
 }
 inline F f_bits(I a) {
     F r;
-    std::memcpy(r.v, a.v, 64);
+    TR_QUARTERS r.v[i] = F4(a.v[i]);
     return r;
 }
 inline I i_bits(F a) {
     I r;
-    std::memcpy(r.v, a.v, 64);
+    TR_QUARTERS r.v[i] = I4(a.v[i]);
     return r;
 }
+inline F f_abs(F a) { return f_bits(i_bits(a) & i_set1(0x7fffffff)); }
 inline F f_select_lt(F a, F b, F x, F y) {
-    F r;
-    TR_LANES r.v[i] = a.v[i] < b.v[i] ? x.v[i] : y.v[i];
-    return r;
+    TR_QUARTERS x.v[i] = a.v[i] < b.v[i] ? x.v[i] : y.v[i];
+    return x;
+}
+inline I f_round(F a) {
+    float from[16];
+    int32_t to[16];
+    f_store(from, a);
+    TR_LANES to[i] = static_cast<int32_t>(std::nearbyintf(from[i]));
+    return i_load(to);
 }
 inline I i_load_i8(const int8_t *p) {
-    I r;
-    TR_LANES r.v[i] = p[i];
-    return r;
+    int32_t to[16];
+    TR_LANES to[i] = p[i];
+    return i_load(to);
 }
 inline I i_load_u8(const uint8_t *p) {
-    I r;
-    TR_LANES r.v[i] = p[i];
-    return r;
+    int32_t to[16];
+    TR_LANES to[i] = p[i];
+    return i_load(to);
 }
-inline void i_store_i8(int8_t *p, I a) { TR_LANES p[i] = static_cast<int8_t>(a.v[i]); }
+inline void i_store_i8(int8_t *p, I a) {
+    int32_t from[16];
+    i_store(from, a);
+    TR_LANES p[i] = static_cast<int8_t>(from[i]);
+}
 inline float half_to_float(uint16_t h) {
     const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
     uint32_t exponent = (h >> 10) & 0x1fu, mantissa = h & 0x3ffu, bits;
@@ -488,35 +493,40 @@ inline float half_to_float(uint16_t h) {
     return r;
 }
 inline F f_load_f16(const uint16_t *p) {
-    F r;
-    TR_LANES r.v[i] = half_to_float(p[i]);
-    return r;
+    float to[16];
+    TR_LANES to[i] = half_to_float(p[i]);
+    return f_load(to);
 }
-inline void f_store_f16(uint16_t *p, F a) { TR_LANES p[i] = to_f16(a.v[i]); }
+inline void f_store_f16(uint16_t *p, F a) {
+    float from[16];
+    f_store(from, a);
+    TR_LANES p[i] = to_f16(from[i]);
+}
 inline F f_load_bf16(const uint16_t *p) {
-    I r;
-    TR_LANES r.v[i] = static_cast<int32_t>(static_cast<uint32_t>(p[i]) << 16);
-    return f_bits(r);
+    int32_t to[16];
+    TR_LANES to[i] = static_cast<int32_t>(static_cast<uint32_t>(p[i]) << 16);
+    return f_bits(i_load(to));
 }
 inline F f_load_split(const uint16_t *p) {
-    I r;
-    TR_LANES r.v[i] = static_cast<int32_t>(static_cast<uint32_t>(p[2 * (i % 8) + i / 8]) << 16);
-    return f_bits(r);
+    int32_t to[16];
+    TR_LANES to[i] = static_cast<int32_t>(static_cast<uint32_t>(p[2 * (i % 8) + i / 8]) << 16);
+    return f_bits(i_load(to));
 }
 inline Pair f_load_pairs(const uint16_t *p) {
-    I first, second;
-    TR_LANES first.v[i] = static_cast<int32_t>(static_cast<uint32_t>(p[2 * i]) << 16);
-    TR_LANES second.v[i] = static_cast<int32_t>(static_cast<uint32_t>(p[2 * i + 1]) << 16);
-    return {f_bits(first), f_bits(second)};
+    int32_t first[16], second[16];
+    TR_LANES first[i] = static_cast<int32_t>(static_cast<uint32_t>(p[2 * i]) << 16);
+    TR_LANES second[i] = static_cast<int32_t>(static_cast<uint32_t>(p[2 * i + 1]) << 16);
+    return {f_bits(i_load(first)), f_bits(i_load(second))};
 }
 inline float f_sum(F a) {
-    for (int n = 8; n > 0; n /= 2)
-        for (int i = 0; i < n; i++) a.v[i] += a.v[i + n];
-    return a.v[0];
+    const F4 pair = a.v[0] + a.v[2], other = a.v[1] + a.v[3], s = pair + other;
+    return (s[0] + s[2]) + (s[1] + s[3]);
 }
 inline float f_hmax(F a) {
-    float m = a.v[0];
-    for (int i = 1; i < 16; i++) m = a.v[i] > m ? a.v[i] : m;
+    float v[16];
+    f_store(v, a);
+    float m = v[0];
+    for (float x : v) m = x > m ? x : m;
     return m;
 }
 
@@ -529,7 +539,7 @@ inline A a_load(const int8_t *p) {
     return r;
 }
 struct W {
-    uint8_t v[64];
+    H8 v[4];
 };
 inline W w_load(const uint8_t *p) {
     W r;
@@ -537,17 +547,25 @@ inline W w_load(const uint8_t *p) {
     return r;
 }
 inline void w_store(uint8_t *p, W w) { std::memcpy(p, w.v, 64); }
-inline W operator|(W x, const W &y) {
-    for (int i = 0; i < 64; i++) x.v[i] |= y.v[i];
+inline W operator|(W x, W y) {
+    TR_QUARTERS x.v[i] |= y.v[i];
     return x;
 }
 template <int FROM, int TO, int COUNT> inline W w_bits(W w) {
-    for (auto &x : w.v) x = static_cast<uint8_t>((x >> FROM & ((1 << COUNT) - 1)) << TO);
+    constexpr uint16_t byte = ((1 << COUNT) - 1) << TO, mask = byte << 8 | byte;
+    if constexpr (FROM > TO) TR_QUARTERS w.v[i] >>= FROM - TO;
+    else if constexpr (FROM < TO) TR_QUARTERS w.v[i] <<= TO - FROM;
+    TR_QUARTERS w.v[i] &= mask;
     return w;
 }
+// Sums of products are functions of their own: inlined, they are most of what there is to compile, and no quicker.
 struct DotSmall {
     int32_t acc[16] = {};
-    inline void add(const W &w, A a) { TR_LANES for (int k = 0; k < 4; k++) acc[i] += w.v[4 * i + k] * a.v[k]; }
+    __attribute__((noinline)) void add(const W &w, A a) {
+        uint8_t v[64];
+        w_store(v, w);
+        TR_LANES for (int k = 0; k < 4; k++) acc[i] += v[4 * i + k] * a.v[k];
+    }
     inline I finish(int32_t) const { return i_load(acc); }
 };
 struct DotMedium : DotSmall {
@@ -557,12 +575,15 @@ using WS = W;
 inline WS ws_prepare(W w) { return w; }
 struct DotSigned {
     int32_t acc[16] = {};
-    inline void add(const WS &w, A a) {
-        TR_LANES for (int k = 0; k < 4; k++) acc[i] += static_cast<int8_t>(w.v[4 * i + k]) * a.v[k];
+    __attribute__((noinline)) void add(const WS &w, A a) {
+        int8_t v[64];
+        std::memcpy(v, w.v, 64);
+        TR_LANES for (int k = 0; k < 4; k++) acc[i] += v[4 * i + k] * a.v[k];
     }
     inline I finish(int32_t) const { return i_load(acc); }
 };
 #undef TR_LANES
+#undef TR_QUARTERS
 
 #endif
 

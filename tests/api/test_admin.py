@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.conftest import Running, serving, until
+from tests.api.conftest import DEADLINE, Running, serving, until
 
 CHAT = {"model": "stand", "messages": [{"role": "user", "content": "hello there"}]}
 LONG = {**CHAT, "max_tokens": 1500, "ignore_eos": True}
@@ -53,21 +53,25 @@ def see(server: Running, path: str) -> Any:
 
 
 class Running1:
-    """A long request in a thread."""
+    """A long request in a thread, whose answer has begun."""
 
     def __init__(self, server: Running, name: str, **body: Any) -> None:
         self.answer: Any = None
         self._server, self._name, self._body = server, name, {**LONG, **body}
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        until(lambda: any(one["http_request"] == name for one in see(server, "requests")["data"]), "it to run")
+        until(self._begun, "it to run")
+
+    def _begun(self) -> bool:
+        rows = see(self._server, "requests")["data"]
+        return any(one["http_request"] == self._name and one["output_tokens"] > 1 for one in rows)
 
     def _run(self) -> None:
         headers = {**USER, "x-request-id": self._name}
         self.answer = self._server.post("/v1/chat/completions", self._body, headers=headers)
 
     def wait(self) -> Any:
-        self._thread.join(20)
+        self._thread.join(DEADLINE)
         return self.answer
 
 
@@ -230,7 +234,7 @@ def test_strangers_push_out_none_but_strangers(server: Running) -> None:
 
 
 def test_a_pause_refuses_what_is_new_and_lets_the_rest_end(server: Running) -> None:
-    running = Running1(server, "goes-on", max_tokens=40)
+    running = Running1(server, "goes-on", max_tokens=100)
     assert do(server, "pause")["requests"] == 1
     try:
         refused = server.post("/v1/chat/completions", CHAT, headers=USER)
@@ -282,7 +286,7 @@ def test_prompts_are_in_the_log_only_while_they_are_asked_for(server: Running) -
 
 def test_a_drain_finishes_what_runs_and_ends_the_server() -> None:
     with serving(loader="tests.api.stand:load_slow", api_keys=["user"], admin_keys=["operator"]) as server:
-        running = Running1(server, "last", max_tokens=40)
+        running = Running1(server, "last", max_tokens=100)
         do(server, "drain")
-        assert running.wait().json()["usage"]["completion_tokens"] == 40
+        assert running.wait().json()["usage"]["completion_tokens"] == 100
         assert server.wait() == 0

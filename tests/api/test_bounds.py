@@ -82,6 +82,7 @@ LONG: dict[str, Callable[[], tuple[str, dict[str, Any]]]] = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", LONG)
 def test_what_cannot_fit_is_refused_and_nobody_else_waits_for_it(quick: Running, name: str) -> None:
     path, body = LONG[name]()
@@ -113,6 +114,7 @@ JUST: dict[str, Callable[[], tuple[str, dict[str, Any]]]] = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", JUST)
 def test_what_is_looked_at_is_looked_at_beside_the_others(real: Running, name: str) -> None:
     path, body = JUST[name]()

@@ -103,6 +103,7 @@ def test_numbers_that_are_none_or_absurd_are_refused(quick: Running, path: str) 
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
+@pytest.mark.alone
 def test_a_small_request_for_very_much_is_refused_at_once_in_flat_memory(quick: Running, path: str) -> None:
     def resident() -> int:
         return int(Path(f"/proc/{quick.process.pid}/statm").read_text().split()[1]) * 4096

@@ -174,6 +174,7 @@ def test_what_only_the_engine_finds_wrong_names_the_parameter_too(
     assert "it refers to itself without an end" in error["message"]
 
 
+@pytest.mark.alone
 def test_a_grammar_that_takes_long_holds_nobody_else_up(quick: Running) -> None:
     def names(start: int) -> dict[str, Any]:
         return {"properties": {f"property number {n}": {"type": "string"} for n in range(start, start + 800)}}

@@ -132,6 +132,7 @@ def test_a_server_that_is_not_there_yet_is_found_later(fresh: Fresh, key: str, t
 
 
 @pytest.mark.parametrize("mode", ["hang", "cut", "rubbish"])
+@pytest.mark.alone
 def test_a_server_that_fails_costs_a_moment(mode: str, fresh: Fresh, key: str, tmp_path: Path) -> None:
     with (
         running(StandIn, tmp_path) as stand_in,

@@ -78,6 +78,7 @@ def long_stream(server: Running, seen: list[str]) -> str:
     return "".join(seen)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_what_it_held_within_a_second(slow: Running, stream: bool) -> None:
     aborted = slow.metric("tailrace_request_success_total", finished_reason="abort")
@@ -144,6 +145,7 @@ def engine_changed(server: Running, before: int) -> Callable[[], bool]:
     return lambda: server.engine not in (0, before) and server.get("/health/ready").status_code == 200
 
 
+@pytest.mark.alone
 def test_a_killed_engine_fails_what_it_ran_at_once_and_the_queue_survives(fresh: Any) -> None:
     with fresh(loader="tests.api.stand:load_slow", max_running=1) as server:
         engine = server.engine
@@ -183,6 +185,7 @@ def test_a_request_that_kills_the_engine_gets_503_and_no_third_engine(fresh: Any
         assert server.metric("tailrace_engine_restarts_total") <= 2
 
 
+@pytest.mark.alone
 def test_a_stopped_engine_is_not_healthy_and_is_replaced(fresh: Any) -> None:
     with fresh(loader="tests.api.stand:load_slow", timeouts={"heartbeat": 1.5}) as server:
         engine = server.engine
@@ -199,6 +202,7 @@ def test_a_stopped_engine_is_not_healthy_and_is_replaced(fresh: Any) -> None:
         assert server.post("/v1/completions", SHORT).status_code == 200
 
 
+@pytest.mark.alone
 def test_an_engine_that_makes_no_progress_is_replaced_though_it_beats(fresh: Any) -> None:
     with fresh(timeouts={"hang": 1.5}) as server:
         engine = server.engine
@@ -209,6 +213,7 @@ def test_an_engine_that_makes_no_progress_is_replaced_though_it_beats(fresh: Any
         assert server.post("/v1/completions", SHORT).status_code == 200
 
 
+@pytest.mark.alone
 def test_a_step_that_does_not_end_is_noticed_in_five_seconds(fresh: Any) -> None:
     with fresh() as server:
         engine = server.engine
@@ -222,6 +227,7 @@ def test_a_step_that_does_not_end_is_noticed_in_five_seconds(fresh: Any) -> None
         assert server.post("/v1/completions", SHORT).status_code == 200
 
 
+@pytest.mark.alone
 def test_a_machine_that_stood_still_for_a_while_has_lost_nothing(fresh: Any) -> None:
     with fresh(loader="tests.api.stand:load_slow", timeouts={"heartbeat": 1.5, "stuck": 1.5, "hang": 1.5}) as server:
         engine = server.engine
@@ -285,6 +291,7 @@ def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(fresh: Any) -
         assert server.wait() == 0
 
 
+@pytest.mark.alone
 def test_a_drain_is_bounded(fresh: Any) -> None:
     with fresh(loader="tests.api.stand:load_slow", timeouts={"drain": 0.5}) as server:
         seen: list[str] = []

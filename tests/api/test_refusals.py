@@ -278,6 +278,7 @@ HUGE: dict[str, tuple[str, bytes]] = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", HUGE)
 def test_absurd_requests_are_refused_at_once_in_flat_memory(quick: Running, name: str) -> None:
     kind, extra = HUGE[name]
@@ -311,6 +312,7 @@ def test_a_prompt_past_the_context_is_refused_with_true_numbers(quick: Running) 
         assert "-" not in error["message"]
 
 
+@pytest.mark.alone
 def test_megabytes_of_text_are_refused_without_tokenizing(quick: Running) -> None:
     body = {"model": "stand", "messages": [{"role": "user", "content": "word " * 2_000_000}]}
     start = time.perf_counter()

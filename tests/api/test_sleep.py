@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.conftest import Running, serving, until
+from tests.api.conftest import DEADLINE, Running, serving, until
 
 CHAT = {"model": "stand", "messages": [{"role": "user", "content": "say this again"}], "seed": 7}
 LONG = {**CHAT, "ignore_eos": True, "max_tokens": 100}
@@ -106,11 +106,11 @@ def test_streams_hold_a_sleep_up_or_are_aborted_as_the_operator_says(server: Run
             error = post(server, "/admin/sleep", {}, 409)["error"]
             assert error["code"] == "busy"
             assert state(server)["sleep"]["state"] == "awake"
-            thread.join(20)
+            thread.join(DEADLINE)
             assert "[DONE]" in said[0]
             continue
         post(server, "/admin/sleep", {"running": running})
-        thread.join(20)
+        thread.join(DEADLINE)
         assert ("[DONE]" in said[0]) == (running == "finish")
         assert ('"code":"aborted"' in said[0]) == (running == "abort")
         post(server, "/admin/wake")
@@ -158,7 +158,8 @@ def test_an_idle_server_sleeps_by_itself_and_the_official_client_waits_through_i
         with ThreadPoolExecutor(8) as pool:
             again = list(pool.map(lambda _: client.chat.completions.create(**CHAT), range(8)))  # type: ignore[call-overload]
         assert {one.choices[0].message.content for one in again} == {said}
-        assert state(server)["sleep"]["wakes"] == 1
+        now = state(server)["sleep"]  # it may have slept again before the last of them came
+        assert 1 <= now["wakes"] <= now["sleeps"]
         until(lambda: state(server)["sleep"]["state"] == "asleep", "sleep again")
         post(server, "/admin/sleep", {})  # from here on it is the operator's
         assert server.post("/v1/chat/completions", CHAT, headers=USER).status_code == 503
@@ -178,6 +179,7 @@ def test_pages_of_a_server_that_slept_come_back_from_disk(tmp_path: Path) -> Non
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 300
 
 
+@pytest.mark.alone
 def test_the_real_model_gives_its_memory_back_and_wakes_with_the_same_bits(smollm2: Path) -> None:
     real = {"model": str(smollm2), "served_names": ["stand"], "loader": "", "kv_tokens": 2048}
     with serving(**{**KEYS, **real}) as server:

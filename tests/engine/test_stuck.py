@@ -77,6 +77,7 @@ class Held:
         self._tracer.join(30)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("tokens", [1, 600])
 def test_an_engine_that_is_stuck_in_a_step_is_replaced_within_five_seconds(smollm2: Path, tokens: int) -> None:
     reports: list[str] = []

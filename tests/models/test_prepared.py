@@ -190,6 +190,7 @@ def test_a_newer_format_makes_another_entry(path: Path, root: Path, monkeypatch:
     assert open_prepared(path, root=root) is None
 
 
+@pytest.mark.alone
 def test_the_real_model_opens_in_milliseconds(smollm2: Path, root: Path) -> None:
     checkpoint = open_checkpoint(smollm2)
     tokenizer = bytes(3_000_000)

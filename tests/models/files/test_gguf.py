@@ -139,6 +139,7 @@ WRONG: dict[str, tuple[Callable[[GgufBytes], None], str]] = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("wrong", sorted(WRONG))
 def test_a_wrong_file_is_refused_by_name(wrong: str, tmp_path: Path) -> None:
     spoil, message = WRONG[wrong]
