@@ -22,6 +22,7 @@ from tailrace.cli import (
     options,
     pull,
     serve,
+    ui,
     usage,
 )
 
@@ -69,6 +70,7 @@ app.command("machine")(machine.command)
 app.command("usage")(usage.command)
 app.command("cost")(cost.command)
 app.command("explain")(explain.command)
+app.command("ui")(ui.command)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(kv.app, name="kv")
 app.add_typer(evaluate.app, name="eval")
