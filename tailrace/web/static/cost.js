@@ -42,7 +42,7 @@ function drawn(bill, by) {
       tile(count(requests), "requests")),
     card(`By ${by}`, table([by, "", "$", "$ a request", "$ a million in", "$ a million out", "$ a request at SLO", "$ a million out at SLO"],
       bill.lines.flatMap((line) => [
-        [h("b", null, line.group[by] || "–"), "busy", ...money(line.busy)],
+        [h("b", null, line.group[by] || "-"), "busy", ...money(line.busy)],
         ["", "amortised", ...money(line.amortised)]]), 2),
       h("p", { class: "soft" }, "Busy: the device time that requests took, times the price. Amortised: what the servers cost for as long as they ran, idle or not, divided in the same proportion. At SLO: the same money over those requests that met theirs.")),
   ];

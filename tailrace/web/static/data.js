@@ -94,12 +94,12 @@ export function bin(power) {
   return power === 0 ? [0, 1] : [2 ** (power - 1), 2 ** power];
 }
 
-/** A bin in words: 0, 1, 2–3, 4–7, 1k–2k. */
+/** A bin in words: 0, 1, 2-3, 4-7, 1k-2k. */
 export function binName(power) {
   const [low, next] = bin(power);
   const shown = (number) => (number >= 1024 ? `${number / 1024}k` : String(number));
   if (next - low === 1) return String(low);
-  return low >= 1024 ? `${shown(low)}–${shown(next)}` : `${low}–${next - 1}`;
+  return low >= 1024 ? `${shown(low)}-${shown(next)}` : `${low}-${next - 1}`;
 }
 
 /** The cells of a map by place: rows of outputs from the most down, columns of prompts from the least up. */

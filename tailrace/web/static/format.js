@@ -2,7 +2,7 @@
 
 /** 0.4 ms, 84 ms, 2.41 s, 1 min 12 s, 5.2 h; a dash for what is not there. */
 export function time(seconds) {
-  if (seconds === null || seconds === undefined) return "–";
+  if (seconds === null || seconds === undefined) return "-";
   if (seconds === 0) return "0 ms";
   if (seconds < 0.00995) return `${(seconds * 1000).toFixed(1)} ms`;
   if (seconds < 0.9995) return `${(seconds * 1000).toFixed(0)} ms`;
@@ -20,7 +20,7 @@ export function tick(seconds) {
 
 /** 12,345; from a hundred thousand on 123 k, 4.5 M. */
 export function count(number) {
-  if (number === null || number === undefined) return "–";
+  if (number === null || number === undefined) return "-";
   if (number < 100000) return String(Math.round(number)).replace(/\B(?=(\d{3})+$)/g, ",");
   for (const [unit, size] of [["k", 1e3], ["M", 1e6], ["B", 1e9], ["T", 1e12]]) {
     const value = number / size;
@@ -31,13 +31,13 @@ export function count(number) {
 
 /** A rate: 0, 0.4, 12.3, 456. */
 export function rate(number) {
-  if (number === null || number === undefined) return "–";
+  if (number === null || number === undefined) return "-";
   return number >= 100 || number === 0 ? count(number) : number.toFixed(1);
 }
 
-/** A share of one; "–" of nothing. */
+/** A share of one; "-" of nothing. */
 export function percent(part, whole = 1) {
-  if (!whole || part === null || part === undefined) return "–";
+  if (!whole || part === null || part === undefined) return "-";
   const share = (part / whole) * 100;
   if (share === 100 || share === 0) return `${share} %`;
   if (share > 99.95) return "> 99.9 %";
@@ -46,7 +46,7 @@ export function percent(part, whole = 1) {
 
 /** Three digits that say something. */
 export function dollars(value) {
-  if (value === null || value === undefined) return "–";
+  if (value === null || value === undefined) return "-";
   if (value === 0) return "$0";
   if (value >= 1000) return `$${count(value)}`;
   if (value >= 1) return `$${value.toFixed(2)}`;

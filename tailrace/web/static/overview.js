@@ -15,7 +15,7 @@ export async function overview(body, app) {
   show(body,
     h("h1", null, app.state.live ? app.state.model : "Ledger"),
     h("p", { class: "soft" }, app.state.live ? about(app.state) : notLive(app.state)),
-    tiles, parts?.element, card("The last 24 hours", past));
+    parts && [tiles, parts.element], card("The last 24 hours", past));
   let slo = null;
   const draw = () => parts?.draw(slo);
   app.listeners.add(draw);
@@ -28,7 +28,6 @@ export async function overview(body, app) {
     const [hour, day, hours] = await Promise.all([get("usage?since=3600"), get("usage?since=86400"), get("usage?since=86400&by=hour")]);
     slo = hour.lines[0] ?? { judged: 0, met: 0 };
     drawPast(past, day.lines[0], hours.lines);
-    if (!parts) drawTiles(tiles, day.lines[0]);
     draw();
   }
   await poll();
@@ -76,7 +75,7 @@ function livePart(app, tiles) {
       tile(time(itl), "between tokens", "mean of the last minute"),
       tile(percent(last.used, pages), "of KV held", `${percent(last.cached, pages)} cached`),
       slo && slo.judged ? tile(percent(slo.met, slo.judged), "met their SLO", `${count(slo.judged)} judged in the last hour`)
-        : tile("–", "met their SLO", slo ? (app.state.slo ? "none judged in the last hour" : "no SLO set (--slo)") : ""));
+        : tile("-", "met their SLO", slo ? (app.state.slo ? "none judged in the last hour" : "no SLO set (--slo)") : ""));
     const line = (name, kind, values, area = false) => ({ name, kind, area, values });
     const pairs = samples.slice(1).map((after, at) => [samples[at], after]);
     const rates = (field) => pairs.map(([before, after]) => [after.at, growth(before, after, field)]);
@@ -139,23 +138,18 @@ function drawRunning(element, app) {
   if (rest) element.append(h("p", { class: "soft" }, `and ${count(rest)} more`));
 }
 
-function drawTiles(tiles, day) {
-  if (!day) return;
-  show(tiles, dayTiles(day));
-}
-
 const dayTiles = (day) => [
   tile(count(day.requests), "requests", day.requests - day.ok ? `${count(day.requests - day.ok)} not ok` : "all ok"),
   tile(count(day.output_tokens), "tokens out", `${count(day.prompt_tokens)} in, ${percent(day.cached_tokens, day.prompt_tokens)} cached`),
   tile(time(day.ttft), "TTFT", "mean"),
   tile(time(day.e2e), "E2E", "mean"),
-  tile(day.judged ? percent(day.met, day.judged) : "–", "met their SLO", day.judged ? `${count(day.judged)} judged` : "none judged"),
+  tile(day.judged ? percent(day.met, day.judged) : "-", "met their SLO", day.judged ? `${count(day.judged)} judged` : "none judged"),
   tile(time(day.device_seconds), "device time", ""),
 ];
 
 function drawPast(element, day, hours) {
   if (!day) {
-    show(element, empty("No requests yet.", "What ends shows here within a second."));
+    show(element, empty("No request has ended in that time.", "What ends shows here within a second. ", h("a", { href: "#/requests" }, "All requests")));
     return;
   }
   const entries = byHour(hours);

@@ -52,7 +52,7 @@ function running(one) {
   return h("article", null,
     h("h1", { class: "id" }, one.request),
     h("p", null, h("span", { class: `chip ${one.phase}` }, `running: ${one.phase}`)),
-    h("div", { class: "tiles" }, tile(time(one.e2e_ms / 1000), "so far"), tile(one.ttft_ms === null ? "–" : time(one.ttft_ms / 1000), "TTFT"),
+    h("div", { class: "tiles" }, tile(time(one.e2e_ms / 1000), "so far"), tile(one.ttft_ms === null ? "-" : time(one.ttft_ms / 1000), "TTFT"),
       tile(count(one.prompt_tokens), "tokens in", `${count(one.tokens.cached)} cached`), tile(count(one.tokens.output), "tokens out")),
     card("Where its time went until now", drawing(phases, one.e2e_ms / 1000, [], {})), strip(one.steps, one.e2e_ms / 1000));
 }
@@ -70,8 +70,8 @@ function ended(one) {
       one.workload && `workload ${one.workload}`, `came ${moment(one.received / 1e6)}`, one.stream ? "streamed" : "whole"].filter(Boolean).join(" · ")),
     h("p", null, h("span", { class: `chip ${one.outcome}` }, [one.outcome, one.finish || one.code].filter(Boolean).join(": ")), " ", verdicts(one.detail.slo)),
     h("div", { class: "tiles" },
-      tile(time(whole), "E2E"), tile(one.ttft_us === null ? "–" : time(one.ttft_us / 1e6), "TTFT"),
-      tile(one.tpot_us === null ? "–" : time(one.tpot_us / 1e6), "TPOT"),
+      tile(time(whole), "E2E"), tile(one.ttft_us === null ? "-" : time(one.ttft_us / 1e6), "TTFT"),
+      tile(one.tpot_us === null ? "-" : time(one.tpot_us / 1e6), "TPOT"),
       tile(count(one.prompt_tokens), "tokens in", `${count(one.cached_tokens)} cached, ${count(one.computed_tokens)} computed`),
       tile(count(one.output_tokens), "tokens out", `of at most ${count(one.max_tokens)}`),
       tile(time(one.device_us / 1e6), "device time", one.cost_nusd ? dollars(one.cost_nusd / 1e9) : "no price known")),
@@ -79,7 +79,7 @@ function ended(one) {
     strip(one.steps, whole, gap),
     card("Why it took what it took", h("ul", { class: "words" }, one.words.map((sentence) => h("li", null, linked(sentence, one.request))))),
     one.ahead.length ? card("Who ran while it waited", table(["request", "key", "tokens in", "out", "ran of its wait", "ended after it came"],
-      one.ahead.slice(0, 20).map((other) => [link(other.request), other.key || "–", count(other.prompt_tokens), count(other.output_tokens), time(other.overlap), time(Math.max(0, other.ended))]), 2)) : null,
+      one.ahead.slice(0, 20).map((other) => [link(other.request), other.key || "-", count(other.prompt_tokens), count(other.output_tokens), time(other.overlap), time(Math.max(0, other.ended))]), 2)) : null,
     details(one));
 }
 

@@ -48,7 +48,7 @@ export async function requests(body, app, _rest, asked) {
     show(list, page.rows.length ? rows(page.rows) : nothing(wanted),
       page.rows.length ? h("div", { class: "pager" },
         move("‹ Back", before.length, () => { after = before.pop(); turn(); }),
-        h("span", { class: "soft", role: "status" }, `${count(first + 1)}–${count(first + page.rows.length)} of ${count(total)}`),
+        h("span", { class: "soft", role: "status" }, `${count(first + 1)}-${count(first + page.rows.length)} of ${count(total)}`),
         move("Further ›", page.after, () => { before.push(after); after = page.after.join("."); turn(); })) : null);
   }
   const turn = () => load().then(() => list.scrollIntoView({ block: "nearest" })).catch((error) => show(list, empty("The list cannot be read now.", error.message)));
@@ -107,12 +107,12 @@ function row(one, longest) {
   const parts = waterfall(seconds, longest / 1e6);
   const ended = one.outcome === "refused" ? `${one.requests > 1 ? `${count(one.requests)} × ` : ""}${one.status}` : one.outcome;
   return h("a", { class: "row", href: one.request ? `#/request/${encodeURIComponent(one.request)}` : null },
-    h("span", { class: "id", title: one.request || one.http_request }, short(one.request || one.http_request || "–"),
+    h("span", { class: "id", title: one.request || one.http_request }, short(one.request || one.http_request || "-"),
       h("small", null, [one.endpoint, one.workload, one.key].filter(Boolean).join(" · "))),
     h("span", { class: "when" }, moment(one.ended / 1e6)),
     h("span", { class: "tokens", title: `${count(one.cached_tokens)} of them cached` }, `${count(one.prompt_tokens)} → ${count(one.output_tokens)}`,
       one.cached_tokens ? h("small", null, `${percent(one.cached_tokens, one.prompt_tokens)} cached`) : null),
-    h("span", { class: "ttft" }, one.ttft_us === null ? "–" : time(one.ttft_us / 1e6)),
+    h("span", { class: "ttft" }, one.ttft_us === null ? "-" : time(one.ttft_us / 1e6)),
     h("span", { class: "e2e" }, time(one.e2e_us / 1e6)),
     h("span", { class: "end" }, h("span", { class: `chip ${one.outcome}`, title: one.code || one.finish }, ended),
       one.slo_met === null ? null : h("span", { class: one.slo_met ? "chip ok" : "chip failed", title: one.slo_met ? "It met its SLO" : "It missed its SLO" }, one.slo_met ? "SLO ✓" : "SLO ✗")),

@@ -21,13 +21,13 @@ export async function shapes(body, app, _rest, asked) {
       select("Workload", [["", "any workload"], ...names.map((name) => [name, name])], wanted.workload, change("workload"))),
     map.cells.length ? h("section", { class: "card" }, drawing(map.cells, wanted, told), told) : empty("No requests yet.", "Every request that ends has its place on this map."),
     usage.lines.length ? card("By workload", table(["workload", "requests", "tokens in, mean", "cached", "tokens out, mean", "TTFT, mean", "E2E, mean", "at SLO"],
-      usage.lines.map((line) => [line.group.workload || "–", count(line.requests), ...means(line)]))) : null);
+      usage.lines.map((line) => [line.group.workload || "-", count(line.requests), ...means(line)]))) : null);
 }
 
 function means(line) {
   const had = line.requests - line.refused;
-  return [had ? count(line.prompt_tokens / had) : "–", percent(line.cached_tokens, line.prompt_tokens), had ? count(line.output_tokens / had) : "–", time(line.ttft), time(line.e2e),
-    line.judged ? percent(line.met, line.judged) : "–"];
+  return [had ? count(line.prompt_tokens / had) : "-", percent(line.cached_tokens, line.prompt_tokens), had ? count(line.output_tokens / had) : "-", time(line.ttft), time(line.e2e),
+    line.judged ? percent(line.met, line.judged) : "-"];
 }
 
 function drawing(cells, wanted, told) {
