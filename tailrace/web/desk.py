@@ -85,8 +85,8 @@ class Desk:
         await answer(exchange, await self._ledger().ask(read))
 
     async def request(self, exchange: Exchange, name: str) -> None:
-        """GET requests/ID: where one request's time went, and why. Of several choices, each. 404 where neither the
-        server nor the ledger knows it."""
+        """GET requests/ID: where one request's time went, and why. Of several choices, each. `soon`: it has just ended,
+        and is on its way into the ledger. 404 where neither the server nor the ledger knows it."""
         Query(exchange, ())
         if len(name) > LONGEST_NAME:
             raise unknown(name)
@@ -94,9 +94,11 @@ class Desk:
         stories: list[Story] = []
         if self._reader is not None and not running:
             stories = await self._reader.ask(lambda ledger: _found(ledger, name))
-        if not running and not stories:
+        soon = not running and not stories
+        if soon and (self._reader is None or self.live is None or not self.live.recent.knows(name)):
             raise unknown(name)
-        await answer(exchange, {"running": running, "ended": [self._story(one) for one in stories]})
+        ended = [self._story(one) for one in stories]
+        await answer(exchange, {"running": running, "ended": ended, "soon": soon})
 
     def _story(self, story: Story) -> Facts:
         """As `explain --json` has it, with the phases in order and what is still known of its steps."""

@@ -63,7 +63,7 @@ class Dashboard:
         self._service = service
         given = service.settings.ledger
         self._live = Live(service, self._permit)
-        self._desk = Desk(None if given is None else Reader(given), self._live, self._facts)
+        self._desk = Desk(None if given is None else Reader(given, own=True), self._live, self._facts)
 
     def _facts(self) -> Facts:
         service, ready = self._service, self._service.client.ready

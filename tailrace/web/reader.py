@@ -23,11 +23,13 @@ T = TypeVar("T")
 class Reader:
     """One ledger, opened when it is first asked."""
 
-    def __init__(self, given: str) -> None:
-        """`given`: a path or a URL. Raises InvalidInput where it is neither."""
+    def __init__(self, given: str, *, own: bool = False) -> None:
+        """`given`: a path or a URL. `own`: this server writes it, so it is made where it is not there yet. Raises
+        InvalidInput where it is neither."""
         place.ledger_file(given)
         self.shown = place.shown(given)
         self._given = given
+        self._own = own
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="dashboard")
         self._waiting = 0
         self._ledger: Ledger | None = None
@@ -52,6 +54,10 @@ class Reader:
         if self._ledger is None:
             from tailrace.ledger.store import Ledger  # with SQLAlchemy, for which no start waits
 
+            if self._own:
+                made = Ledger(self._given)
+                made.content()
+                made.close()
             self._ledger = Ledger(self._given, read_only=True)
         return question(self._ledger)
 

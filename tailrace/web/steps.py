@@ -66,6 +66,12 @@ class Recent:
                     found.append(Step(own, round(clock + begin, 6), round(at - begin, 6), parts))
         return Steps(found, list(names), self._number)
 
+    def knows(self, name: str) -> bool:
+        """Whether an answer with this id, or a choice of it, was in one of them."""
+        return any(
+            name in (event.request, event.request.partition(".")[0]) for _, events in self._kept for event in events
+        )
+
     def of(self, request: str, received: float) -> list[tuple[float, float, Part]]:
         """One request's share of each step: begin and end in seconds since it was received."""
         made = []

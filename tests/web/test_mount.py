@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,6 +73,21 @@ def test_no_page_of_another_origin_may_read_it() -> None:
     own = front(cors_origins=("*",))
     assert "access-control-allow-origin" in ask(own, "/v1/models", origin="https://x.example").headers
     assert "access-control-allow-origin" not in ask(own, "/ui/api/state", origin="https://x.example").headers
+
+
+def test_a_server_that_has_served_nobody_has_no_requests_yet(tmp_path: Path) -> None:
+    answer = ask(front(ledger=str(tmp_path / "ledger.db")), "/ui/api/requests")
+    assert (answer.status, answer.json["rows"], answer.json["total"]) == (200, [], 0)
+
+
+def test_what_has_just_ended_is_said_to_be_on_its_way(tmp_path: Path) -> None:
+    own = service(ledger=str(tmp_path / "ledger.db"))
+    dashboard = Dashboard(own)
+    step(own, Gauges(), Event("cmpl-1.0", E.TOKEN, 1.0, 0.9, 1))  # before anybody follows
+    assert ask(Front(own, dashboard), "/ui/api/requests/cmpl-1").status == 404
+    own.client.listen(dashboard._live.recent.add)
+    step(own, Gauges(), Event("cmpl-1.0", E.TOKEN, 1.1, 1.0, 1))
+    assert ask(Front(own, dashboard), "/ui/api/requests/cmpl-1").json == {"running": [], "ended": [], "soon": True}
 
 
 def test_its_requests_are_counted_under_one_name() -> None:

@@ -56,3 +56,5 @@ def test_one_requests_steps_are_told_from_when_it_came() -> None:
     recent.add([Event("a", E.TOKEN, 5.7, 5.6, 1)])
     assert recent.of("a", 4.0) == [(1.0, 1.5, Part(0, 16, 0)), (1.6, 1.7, Part(0, 0, 1))]
     assert recent.of("nobody", 4.0) == []
+    recent.add([decode("c.1", 6.0)])
+    assert [recent.knows(name) for name in ("a", "c", "c.1", "c.", "")] == [True, True, True, False, False]

@@ -13,7 +13,7 @@ export async function cost(body, app, _rest, asked) {
   const typed = localStorage.getItem(PRICE) ?? "";
   const [{ bill }, { prices }] = await Promise.all([
     get(`cost${asQuery({ by: wanted.by, since: wanted.since === "0" ? "" : wanted.since, per_hour: typed })}`), get("prices")]);
-  const field = h("input", { type: "number", min: "0", max: "999999", step: "any", inputmode: "decimal", value: typed, placeholder: "as served", "aria-label": "US dollars an hour" });
+  const field = h("input", { type: "number", min: "0", max: "999999", step: "any", inputmode: "decimal", value: typed, placeholder: "as served" });
   const use = (value) => {
     if (value) localStorage.setItem(PRICE, value);
     else localStorage.removeItem(PRICE);

@@ -4,7 +4,7 @@ import { count, dollars, moment, percent, short, tick, time } from "/ui/format.j
 import { pieces, runs, ticks, waterfall } from "/ui/data.js";
 import { get, Refused } from "/ui/server.js";
 
-const TRIES = 8;
+const TRIES = 20;
 const NAMES = {
   prepare: "checked, rendered, tokenized", queue: "waited to be admitted", kv_lookup: "waited for a tier's answer",
   kv_load: "KV loaded from a tier", prefill: "its prompt was computed", decode: "its tokens were computed",
@@ -23,15 +23,16 @@ export async function request(body, app, [name], _query) {
     try {
       found = await get(`requests/${encodeURIComponent(name)}`);
     } catch (error) {
-      if (error instanceof Refused && error.status === 404 && tries < TRIES && app.state.live) {
-        show(body, h("p", { class: "soft", role: "status" }, "It has just ended; the ledger has it within a second ..."));
-        timer = setTimeout(() => load(tries + 1).catch((other) => said(body, name, other)), 500);
-        return;
-      }
       if (error instanceof Refused && error.status === 404) return said(body, name, error);
       throw error;
     }
     if (left) return;
+    if (found.soon) {
+      if (tries === TRIES) return said(body, name, new Error("It has ended, but the ledger does not have it."));
+      show(body, h("p", { class: "soft", role: "status" }, "It has just ended; the ledger has it within a second ..."));
+      timer = setTimeout(() => load(tries + 1).catch((error) => said(body, name, error)), 500);
+      return;
+    }
     show(body, h("p", null, h("a", { href: "#/requests" }, "‹ All requests")),
       found.running.map((one) => running(one)), found.ended.map((one) => ended(one)));
     if (found.running.length) timer = setTimeout(() => load(0).catch((error) => said(body, name, error)), 1000);

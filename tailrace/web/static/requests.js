@@ -15,7 +15,7 @@ export async function requests(body, app, _rest, asked) {
   const change = (name) => (value) => app.go(`#/requests${asQuery(tidy({ ...wanted, [name]: value }))}`);
   const workloads = app.state.ledger === null ? [] : (await get("usage?by=workload")).lines.map((line) => line.group.workload);
   const named = [["", "any workload"], ...workloads.filter(Boolean).map((name) => [name, name])];
-  const find = h("input", { type: "search", placeholder: "chatcmpl-… or x-request-id", "aria-label": "Id of a request", maxlength: "256" });
+  const find = h("input", { type: "search", placeholder: "chatcmpl-… or x-request-id", maxlength: "256" });
   const running = h("div");
   const list = h("div", { class: "list" }, h("p", { class: "soft" }, "Loading ..."));
   const shaped = wanted.prompt || wanted.output;
