@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
 HERE = Path(__file__).parent
 PYTHON = Path(os.environ.get("TAILRACE_PYTHON", HERE.parent / ".venv" / "bin" / "python")).absolute()
@@ -32,6 +32,7 @@ FLAGS = [
 ]  # fmt: skip
 SIZES = {"laptop": ViewportSize(width=1280, height=800), "phone": ViewportSize(width=390, height=844)}
 
+expect.set_options(timeout=30_000)
 _spec = importlib.util.spec_from_file_location("browser", HERE / "browser.py")
 assert _spec is not None
 assert _spec.loader is not None

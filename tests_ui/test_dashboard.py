@@ -177,4 +177,5 @@ def test_it_asks_for_a_key_and_keeps_it_in_the_tab_and_a_lost_server_is_said(
         with tailrace(*options, port=port):
             expect(page.locator("#banner")).to_be_hidden()
             expect(page.locator("#link")).to_have_text("live")
+            page.close()
         own.faults = [fault for fault in own.faults if "401" not in fault and "ERR_" not in fault]

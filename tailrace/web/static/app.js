@@ -38,7 +38,10 @@ async function showPage() {
   app.listeners.clear();
   const { path, query } = route(location.hash);
   const [first = "", ...rest] = path;
-  const page = first === "request" ? { path: "requests", name: "Request", open: request } : PAGES.find((one) => one.path === first);
+  const page =
+    first === "request"
+      ? { path: "requests", name: "Request", open: request }
+      : PAGES.find((one) => one.path === first);
   drawNavigation(page?.path);
   document.title = `${page?.name ?? "Nothing here"} · Tailrace`;
   if (!page) {
@@ -46,9 +49,16 @@ async function showPage() {
     return;
   }
   if (page.live && !app.state.live) {
-    show(main, h("h1", null, page.name), empty("This needs a running server.",
-      `What you see is the ledger ${app.state.ledger}, without a server: live load, steps and the playground are part of the dashboard of `,
-      h("code", null, "tailrace serve --ui"), "."));
+    show(
+      main,
+      h("h1", null, page.name),
+      empty(
+        "This needs a running server.",
+        `What you see is the ledger ${app.state.ledger}, without a server: live load, steps and the playground are part of the dashboard of `,
+        h("code", null, "tailrace serve --ui"),
+        ".",
+      ),
+    );
     return;
   }
   const body = h("div", { class: `page ${page.name.toLowerCase()}` });
@@ -65,20 +75,42 @@ async function showPage() {
 /** Says on a page why it cannot be shown. */
 function failed(body, error) {
   if (error instanceof Refused && error.status === 401) return askKey(error.message);
-  const title = error instanceof Gone ? "The server does not answer."
-    : error instanceof Refused && error.code === "ledger_unavailable" ? "The ledger cannot be read."
-    : error instanceof Refused && error.code === "no_ledger" ? "There is no ledger."
-    : error instanceof Refused ? "That cannot be shown." : "This page has a fault.";
-  show(body, h("div", { class: "empty bad", role: "alert" }, h("b", null, title), h("p", { class: "soft" }, error.message),
-    h("button", { type: "button", onclick: showPage }, "Try again")));
+  const title =
+    error instanceof Gone
+      ? "The server does not answer."
+      : error instanceof Refused && error.code === "ledger_unavailable"
+        ? "The ledger cannot be read."
+        : error instanceof Refused && error.code === "no_ledger"
+          ? "There is no ledger."
+          : error instanceof Refused
+            ? "That cannot be shown."
+            : "This page has a fault.";
+  show(
+    body,
+    h(
+      "div",
+      { class: "empty bad", role: "alert" },
+      h("b", null, title),
+      h("p", { class: "soft" }, error.message),
+      h("button", { type: "button", onclick: showPage }, "Try again"),
+    ),
+  );
   if (!(error instanceof Refused || error instanceof Gone)) console.error(error);
 }
 
 function drawNavigation(current) {
   const shown = PAGES.filter((page) => !page.live || app.state?.live);
-  show(document.getElementById("nav"), shown.map((page) =>
-    h("a", { href: `#/${page.path}`, "aria-current": page.path === current ? "page" : null },
-      s("svg", { viewBox: "0 0 24 24", "aria-hidden": "true" }, s("path", { d: page.icon })), h("span", null, page.name))));
+  show(
+    document.getElementById("nav"),
+    shown.map((page) =>
+      h(
+        "a",
+        { href: `#/${page.path}`, "aria-current": page.path === current ? "page" : null },
+        s("svg", { viewBox: "0 0 24 24", "aria-hidden": "true" }, s("path", { d: page.icon })),
+        h("span", null, page.name),
+      ),
+    ),
+  );
 }
 
 // The key.
@@ -104,8 +136,16 @@ function drawTheme() {
   const button = document.getElementById("theme");
   button.setAttribute("aria-label", dark ? "Switch to light" : "Switch to dark");
   button.title = button.getAttribute("aria-label");
-  const sun = "M12 7a5 5 0 1 0 0 10 5 5 0 0 0 0-10M12 1v3m0 16v3M1 12h3m16 0h3M4.200 4.200l2 2m11.600 11.600l2 2m0-15.600l-2 2M6.200 17.800l-2 2";
-  show(button, s("svg", { viewBox: "0 0 24 24", "aria-hidden": "true" }, s("path", { d: dark ? sun : "M20 14.500A8.500 8.500 0 1 1 9.500 4a7 7 0 0 0 10.500 10.500z" })));
+  const sun =
+    "M12 7a5 5 0 1 0 0 10 5 5 0 0 0 0-10M12 1v3m0 16v3M1 12h3m16 0h3M4.200 4.200l2 2m11.600 11.600l2 2m0-15.600l-2 2M6.200 17.800l-2 2";
+  show(
+    button,
+    s(
+      "svg",
+      { viewBox: "0 0 24 24", "aria-hidden": "true" },
+      s("path", { d: dark ? sun : "M20 14.500A8.500 8.500 0 1 1 9.500 4a7 7 0 0 0 10.500 10.500z" }),
+    ),
+  );
   return dark;
 }
 
@@ -128,7 +168,8 @@ function line(kind, more) {
     link.textContent = words;
   }
   banner.hidden = kind !== "lost";
-  if (kind === "lost") banner.textContent = `The connection to the server is lost. What you see is from before; trying again in ${more} s.`;
+  if (kind === "lost")
+    banner.textContent = `The connection to the server is lost. What you see is from before; trying again in ${more} s.`;
   if (kind === "refused") more.status === 401 ? askKey(more.message) : failed(main, more);
 }
 
@@ -164,7 +205,9 @@ async function start() {
   }
   banner.hidden = true;
   show(document.getElementById("what"), app.state.live ? app.state.model : app.state.ledger);
-  document.getElementById("what").title = app.state.live ? `${app.state.model}, Tailrace ${app.state.version}` : app.state.ledger;
+  document.getElementById("what").title = app.state.live
+    ? `${app.state.model}, Tailrace ${app.state.version}`
+    : app.state.ledger;
   if (!app.state.live) line("read");
   else if (restart) restart();
   else restart = follow(on);

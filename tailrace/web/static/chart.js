@@ -26,7 +26,7 @@ export function chart(title, words, most = 0, axis = words) {
       s("text", { x: LEFT - 6, y: y(tick) + 4, "text-anchor": "end" }, axis(tick)),
     ]);
     for (const part of [0, 0.5, 1]) {
-      const text = part === 1 ? "now" : `−${Math.round((seconds * (1 - part)) / 60 * 10) / 10} min`;
+      const text = part === 1 ? "now" : `−${Math.round(((seconds * (1 - part)) / 60) * 10) / 10} min`;
       const anchor = part === 0 ? "start" : part === 1 ? "end" : "middle";
       parts.push(s("text", { x: LEFT + part * (WIDTH - LEFT - 6), y: HEIGHT - 4, "text-anchor": anchor }, text));
     }
@@ -37,16 +37,21 @@ export function chart(title, words, most = 0, axis = words) {
           const [from, to] = [x(run[0][0]), x(run[run.length - 1][0])];
           parts.push(s("polygon", { class: `area ${one.kind}`, points: `${from},${y(0)} ${points} ${to},${y(0)}` }));
         }
-        parts.push(run.length > 1
-          ? s("polyline", { class: `line ${one.kind}`, points })
-          : s("circle", { class: `dot ${one.kind}`, cx: x(run[0][0]), cy: y(run[0][1]), r: 2 }));
+        parts.push(
+          run.length > 1
+            ? s("polyline", { class: `line ${one.kind}`, points })
+            : s("circle", { class: `dot ${one.kind}`, cx: x(run[0][0]), cy: y(run[0][1]), r: 2 }),
+        );
       }
     }
     show(body, parts);
-    show(legend, series.map((one) => {
-      const last = one.values[one.values.length - 1]?.[1];
-      return h("span", null, h("i", { class: `dot ${one.kind}` }), `${one.name} `, h("b", null, words(last ?? null)));
-    }));
+    show(
+      legend,
+      series.map((one) => {
+        const last = one.values[one.values.length - 1]?.[1];
+        return h("span", null, h("i", { class: `dot ${one.kind}` }), `${one.name} `, h("b", null, words(last ?? null)));
+      }),
+    );
   }
   return { element, draw };
 }
@@ -79,13 +84,29 @@ export function bars(title, entries, words) {
     let base = 0;
     const left = LEFT + place * step + step * 0.1;
     const bar = entry.parts.map(([kind, value]) => {
-      const made = s("rect", { class: `fill ${kind}`, x: left, width: step * 0.8, y: y(base + value), height: Math.max(0, y(base) - y(base + value)) });
+      const made = s("rect", {
+        class: `fill ${kind}`,
+        x: left,
+        width: step * 0.8,
+        y: y(base + value),
+        height: Math.max(0, y(base) - y(base + value)),
+      });
       base += value;
       return made;
     });
     drawn.push(s("g", null, s("title", null, entry.words), bar));
     if ((entries.length - 1 - place) % every === 0) {
-      drawn.push(s("text", { x: left + step * 0.4, y: HEIGHT - 4, "text-anchor": place === entries.length - 1 && entries.length > 1 ? "end" : "middle" }, entry.name));
+      drawn.push(
+        s(
+          "text",
+          {
+            x: left + step * 0.4,
+            y: HEIGHT - 4,
+            "text-anchor": place === entries.length - 1 && entries.length > 1 ? "end" : "middle",
+          },
+          entry.name,
+        ),
+      );
     }
   });
   return s("svg", { viewBox: `0 0 ${WIDE} ${HEIGHT}`, class: "bars", role: "img", "aria-label": title }, drawn);

@@ -53,7 +53,8 @@ export function ticks(low, high, about = 4) {
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= raw * 0.999);
   const made = [];
-  for (let at = Math.ceil(low / step - 1e-9); at * step <= high * 1.000001; at += 1) made.push(Number((at * step).toPrecision(12)));
+  for (let at = Math.ceil(low / step - 1e-9); at * step <= high * 1.000001; at += 1)
+    made.push(Number((at * step).toPrecision(12)));
   return made;
 }
 
@@ -146,8 +147,14 @@ export function route(hash) {
       return text;
     }
   };
-  const pairs = query.split("&").filter(Boolean).map((pair) => pair.split("=").map(decode));
-  return { path: path.split("/").filter(Boolean).map(decode), query: Object.fromEntries(pairs.map(([k, v = ""]) => [k, v])) };
+  const pairs = query
+    .split("&")
+    .filter(Boolean)
+    .map((pair) => pair.split("=").map(decode));
+  return {
+    path: path.split("/").filter(Boolean).map(decode),
+    query: Object.fromEntries(pairs.map(([k, v = ""]) => [k, v])),
+  };
 }
 
 /** The query of an address, without what is empty. */

@@ -21,19 +21,28 @@ export const s = (tag, attributes, ...children) => fill(document.createElementNS
 
 /** Gives an element new children. */
 export function show(element, ...children) {
-  element.replaceChildren(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  element.replaceChildren(
+    ...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false),
+  );
   return element;
 }
 
 /** A number with its name, and a line more. */
 export const tile = (value, name, more = "", kind = "") =>
-  h("div", { class: `tile ${kind}` }, h("b", null, value), h("span", { class: "name" }, name), h("span", { class: "soft" }, more));
+  h(
+    "div",
+    { class: `tile ${kind}` },
+    h("b", null, value),
+    h("span", { class: "name" }, name),
+    h("span", { class: "soft" }, more),
+  );
 
 /** A part of a page with a heading. */
 export const card = (title, ...content) => h("section", { class: "card" }, title && h("h2", null, title), content);
 
 /** What there is instead of something that is not there. */
-export const empty = (title, ...hint) => h("div", { class: "empty" }, h("b", null, title), h("p", { class: "soft" }, hint));
+export const empty = (title, ...hint) =>
+  h("div", { class: "empty" }, h("b", null, title), h("p", { class: "soft" }, hint));
 
 /** A choice: options are [value, name]. */
 export function select(label, options, value, changed) {
@@ -44,9 +53,39 @@ export function select(label, options, value, changed) {
 
 /** A table: heads are names, rows lists of cells; the first `left` columns are words. */
 export const table = (heads, rows, left = 1) =>
-  h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Table" },
-    h("table", null,
-      h("thead", null, h("tr", null, heads.map((head, at) => h("th", { scope: "col", class: at < left ? "left" : "" }, head)))),
-      h("tbody", null, rows.map((row) => h("tr", null, row.map((cell, at) => h("td", { class: at < left ? "left" : "" }, cell)))))));
+  h(
+    "div",
+    { class: "wide", tabindex: "0", role: "region", "aria-label": "Table" },
+    h(
+      "table",
+      null,
+      h(
+        "thead",
+        null,
+        h(
+          "tr",
+          null,
+          heads.map((head, at) => h("th", { scope: "col", class: at < left ? "left" : "" }, head)),
+        ),
+      ),
+      h(
+        "tbody",
+        null,
+        rows.map((row) =>
+          h(
+            "tr",
+            null,
+            row.map((cell, at) => h("td", { class: at < left ? "left" : "" }, cell)),
+          ),
+        ),
+      ),
+    ),
+  );
 
-export const SPANS = [["3600", "last hour"], ["86400", "last 24 hours"], ["604800", "last 7 days"], ["2592000", "last 30 days"], ["0", "always"]];
+export const SPANS = [
+  ["3600", "last hour"],
+  ["86400", "last 24 hours"],
+  ["604800", "last 7 days"],
+  ["2592000", "last 30 days"],
+  ["0", "always"],
+];

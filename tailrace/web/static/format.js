@@ -22,7 +22,12 @@ export function tick(seconds) {
 export function count(number) {
   if (number === null || number === undefined) return "-";
   if (number < 100000) return String(Math.round(number)).replace(/\B(?=(\d{3})+$)/g, ",");
-  for (const [unit, size] of [["k", 1e3], ["M", 1e6], ["B", 1e9], ["T", 1e12]]) {
+  for (const [unit, size] of [
+    ["k", 1e3],
+    ["M", 1e6],
+    ["B", 1e9],
+    ["T", 1e12],
+  ]) {
     const value = number / size;
     if (value < 999.5 || unit === "T") return `${value < 9.95 ? value.toFixed(1) : value.toFixed(0)} ${unit}`;
   }

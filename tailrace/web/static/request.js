@@ -1,15 +1,11 @@
 // One request: its waterfall, the steps that are still known, and in words why it took what it took.
-import { h, s, show, tile, card, empty, table } from "/ui/dom.js";
-import { count, dollars, moment, percent, short, tick, time } from "/ui/format.js";
-import { pieces, runs, ticks, waterfall } from "/ui/data.js";
+import { h, show, tile, card, empty, table } from "/ui/dom.js";
+import { count, dollars, moment, short, time } from "/ui/format.js";
+import { pieces } from "/ui/data.js";
+import { drawing, strip } from "/ui/waterfall.js";
 import { get, Refused } from "/ui/server.js";
 
 const TRIES = 20;
-const NAMES = {
-  prepare: "checked, rendered, tokenized", queue: "waited to be admitted", kv_lookup: "waited for a tier's answer",
-  kv_load: "KV loaded from a tier", prefill: "its prompt was computed", decode: "its tokens were computed",
-  stall: "left out of steps", stream: "last token to last byte", other: "no phase claims it",
-};
 
 export async function request(body, app, [name], _query) {
   if (!name) {
@@ -33,8 +29,12 @@ export async function request(body, app, [name], _query) {
       timer = setTimeout(() => load(tries + 1).catch((error) => said(body, name, error)), 500);
       return;
     }
-    show(body, h("p", null, h("a", { href: "#/requests" }, "‹ All requests")),
-      found.running.map((one) => running(one)), found.ended.map((one) => ended(one)));
+    show(
+      body,
+      h("p", null, h("a", { href: "#/requests" }, "‹ All requests")),
+      found.running.map((one) => running(one)),
+      found.ended.map((one) => ended(one)),
+    );
     if (found.running.length) timer = setTimeout(() => load(0).catch((error) => said(body, name, error)), 1000);
   }
   await load(0);
@@ -45,17 +45,31 @@ export async function request(body, app, [name], _query) {
 }
 
 function said(body, name, error) {
-  show(body, h("p", null, h("a", { href: "#/requests" }, "‹ All requests")), empty(`Nothing is known of ${short(name, 44)}.`, error.message));
+  show(
+    body,
+    h("p", null, h("a", { href: "#/requests" }, "‹ All requests")),
+    empty(`Nothing is known of ${short(name, 44)}.`, error.message),
+  );
 }
 
 function running(one) {
   const phases = Object.entries(one.phases_ms).map(([name, ms]) => [name, ms / 1000]);
-  return h("article", null,
+  return h(
+    "article",
+    null,
     h("h1", { class: "id" }, one.request),
     h("p", null, h("span", { class: `chip ${one.phase}` }, `running: ${one.phase}`)),
-    h("div", { class: "tiles" }, tile(time(one.e2e_ms / 1000), "so far"), tile(one.ttft_ms === null ? "-" : time(one.ttft_ms / 1000), "TTFT"),
-      tile(count(one.prompt_tokens), "tokens in", `${count(one.tokens.cached)} cached`), tile(count(one.tokens.output), "tokens out")),
-    card("Where its time went until now", drawing(phases, one.e2e_ms / 1000, [], {})), strip(one.steps, one.e2e_ms / 1000));
+    h(
+      "div",
+      { class: "tiles" },
+      tile(time(one.e2e_ms / 1000), "so far"),
+      tile(one.ttft_ms === null ? "-" : time(one.ttft_ms / 1000), "TTFT"),
+      tile(count(one.prompt_tokens), "tokens in", `${count(one.tokens.cached)} cached`),
+      tile(count(one.tokens.output), "tokens out"),
+    ),
+    card("Where its time went until now", drawing(phases, one.e2e_ms / 1000, [], {})),
+    strip(one.steps, one.e2e_ms / 1000),
+  );
 }
 
 function ended(one) {
@@ -65,86 +79,119 @@ function ended(one) {
   const bound = one.detail.slo?.ttft?.[0];
   if (bound && bound < whole) marks.push({ at: bound, name: "TTFT bound", kind: "bound" });
   const gap = one.detail.gap;
-  return h("article", null,
+  return h(
+    "article",
+    null,
     h("h1", { class: "id" }, one.request || one.http_request),
-    h("p", { class: "soft" }, [one.endpoint, one.model, one.adapter && `adapter ${one.adapter}`, one.key && `key ${one.key}`, one.tenant && `tenant ${one.tenant}`,
-      one.workload && `workload ${one.workload}`, `came ${moment(one.received / 1e6)}`, one.stream ? "streamed" : "whole"].filter(Boolean).join(" · ")),
-    h("p", null, h("span", { class: `chip ${one.outcome}` }, [one.outcome, one.finish || one.code].filter(Boolean).join(": ")), " ", verdicts(one.detail.slo)),
-    h("div", { class: "tiles" },
-      tile(time(whole), "E2E"), tile(one.ttft_us === null ? "-" : time(one.ttft_us / 1e6), "TTFT"),
+    h(
+      "p",
+      { class: "soft" },
+      [
+        one.endpoint,
+        one.model,
+        one.adapter && `adapter ${one.adapter}`,
+        one.key && `key ${one.key}`,
+        one.tenant && `tenant ${one.tenant}`,
+        one.workload && `workload ${one.workload}`,
+        `came ${moment(one.received / 1e6)}`,
+        one.stream ? "streamed" : "whole",
+      ]
+        .filter(Boolean)
+        .join(" · "),
+    ),
+    h(
+      "p",
+      null,
+      h("span", { class: `chip ${one.outcome}` }, [one.outcome, one.finish || one.code].filter(Boolean).join(": ")),
+      " ",
+      verdicts(one.detail.slo),
+    ),
+    h(
+      "div",
+      { class: "tiles" },
+      tile(time(whole), "E2E"),
+      tile(one.ttft_us === null ? "-" : time(one.ttft_us / 1e6), "TTFT"),
       tile(one.tpot_us === null ? "-" : time(one.tpot_us / 1e6), "TPOT"),
-      tile(count(one.prompt_tokens), "tokens in", `${count(one.cached_tokens)} cached, ${count(one.computed_tokens)} computed`),
+      tile(
+        count(one.prompt_tokens),
+        "tokens in",
+        `${count(one.cached_tokens)} cached, ${count(one.computed_tokens)} computed`,
+      ),
       tile(count(one.output_tokens), "tokens out", `of at most ${count(one.max_tokens)}`),
-      tile(time(one.device_us / 1e6), "device time", one.cost_nusd ? dollars(one.cost_nusd / 1e9) : "no price known")),
+      tile(time(one.device_us / 1e6), "device time", one.cost_nusd ? dollars(one.cost_nusd / 1e9) : "no price known"),
+    ),
     card("Where its time went", drawing(one.phases, whole, marks, one)),
     strip(one.steps, whole, gap),
-    card("Why it took what it took", h("ul", { class: "words" }, one.words.map((sentence) => h("li", null, linked(sentence, one.request))))),
-    one.ahead.length ? card("Who ran while it waited", table(["request", "key", "tokens in", "out", "ran of its wait", "ended after it came"],
-      one.ahead.slice(0, 20).map((other) => [link(other.request), other.key || "-", count(other.prompt_tokens), count(other.output_tokens), time(other.overlap), time(Math.max(0, other.ended))]), 2)) : null,
-    details(one));
+    card(
+      "Why it took what it took",
+      h(
+        "ul",
+        { class: "words" },
+        one.words.map((sentence) => h("li", null, linked(sentence, one.request))),
+      ),
+    ),
+    one.ahead.length
+      ? card(
+          "Who ran while it waited",
+          table(
+            ["request", "key", "tokens in", "out", "ran of its wait", "ended after it came"],
+            one.ahead
+              .slice(0, 20)
+              .map((other) => [
+                link(other.request),
+                other.key || "-",
+                count(other.prompt_tokens),
+                count(other.output_tokens),
+                time(other.overlap),
+                time(Math.max(0, other.ended)),
+              ]),
+            2,
+          ),
+        )
+      : null,
+    details(one),
+  );
 }
 
 const link = (id) => h("a", { href: `#/request/${encodeURIComponent(id)}`, title: id }, short(id));
 
 function linked(sentence, own) {
-  return pieces(sentence).map((part) => (part.id && part.id !== own ? link(part.id) : part.id ?? part.text));
+  return pieces(sentence).map((part) => (part.id && part.id !== own ? link(part.id) : (part.id ?? part.text)));
 }
 
 function verdicts(slo) {
-  return Object.entries(slo ?? {}).map(([name, [bound, met]]) =>
-    [h("span", { class: `chip ${met ? "ok" : "failed"}` }, `${name.toUpperCase()} ≤ ${time(bound)}: ${met ? "kept" : "missed"}`), " "]);
-}
-
-/** Bars one below the other on one axis of time. */
-function drawing(phases, whole, marks, one) {
-  const extra = { prefill: prefillWords(one), stall: stallWords(one), stream: streamWords(one) };
-  const place = (at) => ({ left: `${Math.min(100, (at / whole) * 100)}%` });
-  return h("div", { class: "waterfall" },
-    h("div", { class: "axis", "aria-hidden": "true" }, ticks(0, whole, 4).filter((at) => at < whole * 0.97).map((at) => h("span", { style: place(at) }, tick(at)))),
-    h("ol", null, waterfall(phases, whole).map((bar) => h("li", null,
-      h("span", { class: "phase", title: NAMES[bar.name] }, bar.name),
-      h("span", { class: "track" },
-        marks.map((mark) => h("i", { class: `mark ${mark.kind}`, style: place(mark.at), title: `${mark.name} at ${time(mark.at)}` })),
-        h("i", { class: `back bar ${bar.name}`, style: { left: `${bar.from * 100}%`, width: `${bar.share * 100}%` } })),
-      h("span", { class: "took" }, time(bar.seconds)),
-      h("span", { class: "share" }, percent(bar.seconds, whole)),
-      extra[bar.name] ? h("small", { class: "soft" }, extra[bar.name]) : null))),
-    marks.length ? h("p", { class: "legend" }, marks.map((mark) => h("span", null, h("i", { class: `mark ${mark.kind}` }), `${mark.name} `, h("b", null, time(mark.at))))) : null);
-}
-
-function prefillWords(one) {
-  if (one.prefill_steps === undefined) return null;
-  return `${count(one.computed_tokens)} tokens computed in ${count(one.prefill_steps)} step${one.prefill_steps === 1 ? "" : "s"}, ${count(one.cached_tokens)} taken from the cache`;
-}
-
-function stallWords(one) {
-  return Object.entries(one.detail?.stalls ?? {}).map(([cause, [steps, seconds]]) => `${cause}: ${count(steps)} steps, ${time(seconds)}`).join("; ") || null;
-}
-
-function streamWords(one) {
-  return one.detail?.blocked ? `for ${time(one.detail.blocked)} the answer waited for its client to read` : null;
-}
-
-/** The steps of it that the server still knows, when they were. */
-function strip(steps, whole, gap) {
-  if (!steps?.length) return null;
-  const [width, height] = [1000, 46];
-  const x = (at) => (Math.max(0, Math.min(whole, at)) / whole) * width;
-  const found = runs(steps);
-  const words = (run) => `${run.kind}${run.cause && run.kind === "stall" ? ` (${run.cause})` : ""}: ${run.steps === 1 ? "a step" : `${run.steps} steps`}, ${count(run.tokens)} tokens, ${time(run.begin)} to ${time(run.end)} after it came`;
-  return card("Its steps, as they came",
-    h("div", { class: "strip" }, s("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": found.slice(0, 12).map(words).join("; ") },
-      s("rect", { class: "ground", x: 0, y: 0, width, height }),
-      found.map((run) => s("rect", { class: `fill ${run.kind}`, x: x(run.begin), y: 0, height, width: Math.max(1, x(run.end) - x(run.begin) - (run.kind === "prefill" ? 1 : 0)) }, s("title", null, words(run)))),
-      gap ? s("rect", { class: "gap", x: x(gap[1]), y: 0, height, width: Math.max(2, x(gap[1] + gap[0]) - x(gap[1])) }, s("title", null, `the longest wait between two tokens: ${time(gap[0])}`)) : null)),
-    h("p", { class: "legend" }, [["prefill", "prefill, a chunk each"], ["decode", "decode"], ["stall", "left out"]].map(([kind, name]) => h("span", null, h("i", { class: `dot ${kind}` }), name)),
-      gap ? h("span", null, h("i", { class: "dot gap" }), `longest wait between two tokens: ${time(gap[0])}`) : null));
+  return Object.entries(slo ?? {}).map(([name, [bound, met]]) => [
+    h(
+      "span",
+      { class: `chip ${met ? "ok" : "failed"}` },
+      `${name.toUpperCase()} ≤ ${time(bound)}: ${met ? "kept" : "missed"}`,
+    ),
+    " ",
+  ]);
 }
 
 function details(one) {
-  const facts = { "x-request-id": one.http_request, hardware: one.hardware, "decode steps": count(one.decode_steps), "stalled steps": count(one.stalled_steps),
-    preemptions: count(one.preemptions), "loaded from tiers": `${count(one.loaded_tokens)} tokens`,
-    ...Object.fromEntries(Object.entries(one.detail.params ?? {}).map(([name, value]) => [name, JSON.stringify(value)])) };
-  return h("details", { class: "card" }, h("summary", null, "Everything else"),
-    h("dl", { class: "facts" }, Object.entries(facts).filter(([, value]) => value !== "" && value !== null).map(([name, value]) => [h("dt", null, name), h("dd", null, String(value))])));
+  const facts = {
+    "x-request-id": one.http_request,
+    hardware: one.hardware,
+    "decode steps": count(one.decode_steps),
+    "stalled steps": count(one.stalled_steps),
+    preemptions: count(one.preemptions),
+    "loaded from tiers": `${count(one.loaded_tokens)} tokens`,
+    ...Object.fromEntries(
+      Object.entries(one.detail.params ?? {}).map(([name, value]) => [name, JSON.stringify(value)]),
+    ),
+  };
+  return h(
+    "details",
+    { class: "card" },
+    h("summary", null, "Everything else"),
+    h(
+      "dl",
+      { class: "facts" },
+      Object.entries(facts)
+        .filter(([, value]) => value !== "" && value !== null)
+        .map(([name, value]) => [h("dt", null, name), h("dd", null, String(value))]),
+    ),
+  );
 }

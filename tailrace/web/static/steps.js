@@ -8,23 +8,61 @@ const POLL = 1000;
 const KEPT = 512;
 const LANE = 18;
 const TOP = 34;
-const WINDOWS = [["3", "3 s"], ["10", "10 s"], ["30", "30 s"]];
+const WINDOWS = [
+  ["3", "3 s"],
+  ["10", "10 s"],
+  ["30", "30 s"],
+];
 const MOST_LANES = 40;
 const NAMED_FROM = 600;
 const NAME = 78;
 
 export async function steps(body, app) {
   const view = { steps: [], last: 0, seconds: 10, paused: false, chosen: null };
-  const canvas = h("canvas", { tabindex: "0", role: "application", "aria-label": "Steps of the engine. Arrow keys choose one, Home and End the first and the last.", "aria-describedby": "step" });
+  const canvas = h("canvas", {
+    tabindex: "0",
+    role: "application",
+    "aria-label": "Steps of the engine. Arrow keys choose one, Home and End the first and the last.",
+    "aria-describedby": "step",
+  });
   const box = h("div", { class: "canvas" }, canvas);
   const summary = h("p", { class: "soft" });
   const chosen = h("div", { id: "step", "aria-live": "polite" });
   const pause = h("button", { type: "button", onclick: () => hold(!view.paused) }, "Pause");
-  show(body, h("h1", null, "Steps"), h("p", { class: "soft" }, "Who was in each step of the engine, and with what. Choose a step to see it; that pauses the picture."),
-    h("div", { class: "filters" }, select("Window", WINDOWS, "10", (value) => { view.seconds = Number(value); draw(); }), pause),
-    h("section", { class: "card" }, summary, box, h("p", { class: "legend" },
-      [["prefill", "prefill (prompt tokens)"], ["decode", "decode"], ["stall", "left out"]].map(([kind, name]) => h("span", null, h("i", { class: `dot ${kind}` }), name)))),
-    card("The chosen step", chosen));
+  show(
+    body,
+    h("h1", null, "Steps"),
+    h(
+      "p",
+      { class: "soft" },
+      "Who was in each step of the engine, and with what. Choose a step to see it; that pauses the picture.",
+    ),
+    h(
+      "div",
+      { class: "filters" },
+      select("Window", WINDOWS, "10", (value) => {
+        view.seconds = Number(value);
+        draw();
+      }),
+      pause,
+    ),
+    h(
+      "section",
+      { class: "card" },
+      summary,
+      box,
+      h(
+        "p",
+        { class: "legend" },
+        [
+          ["prefill", "prefill (prompt tokens)"],
+          ["decode", "decode"],
+          ["stall", "left out"],
+        ].map(([kind, name]) => h("span", null, h("i", { class: `dot ${kind}` }), name)),
+      ),
+    ),
+    card("The chosen step", chosen),
+  );
 
   function hold(value) {
     view.paused = value;
@@ -38,7 +76,12 @@ export async function steps(body, app) {
     const found = await get(`steps?after=${view.last}`);
     if (found.last < view.last) view.steps = [];
     view.last = found.last;
-    view.steps.push(...found.steps.map((step) => ({ ...step, parts: step.parts.map((part) => ({ who: found.names[part[0]], part })) })));
+    view.steps.push(
+      ...found.steps.map((step) => ({
+        ...step,
+        parts: step.parts.map((part) => ({ who: found.names[part[0]], part })),
+      })),
+    );
     view.steps.splice(0, view.steps.length - KEPT);
     draw();
   }
@@ -49,8 +92,11 @@ export async function steps(body, app) {
     const all = drawn.shown;
     const parts = all.reduce((sum, step) => sum + step.parts.filter((one) => !one.part[3]).length, 0);
     const busy = all.reduce((sum, step) => sum + step.seconds, 0);
-    summary.textContent = all.length ? `${count(all.length)} steps in ${view.seconds} s: ${time(busy / all.length)} each on average, with ${(parts / all.length).toFixed(1)} requests in each.`
-      : view.steps.length ? `No step in the last ${view.seconds} s: the engine is idle.` : "No step yet. Ask something, and its steps show here.";
+    summary.textContent = all.length
+      ? `${count(all.length)} steps in ${view.seconds} s: ${time(busy / all.length)} each on average, with ${(parts / all.length).toFixed(1)} requests in each.`
+      : view.steps.length
+        ? `No step in the last ${view.seconds} s: the engine is idle.`
+        : "No step yet. Ask something, and its steps show here.";
     showChosen(chosen, view);
   }
 
@@ -69,7 +115,12 @@ export async function steps(body, app) {
   canvas.addEventListener("keydown", (event) => {
     const all = drawn.shown;
     const place = all.indexOf(view.chosen);
-    const next = { ArrowLeft: place < 0 ? all.length - 1 : Math.max(0, place - 1), ArrowRight: place < 0 ? all.length - 1 : Math.min(all.length - 1, place + 1), Home: 0, End: all.length - 1 }[event.key];
+    const next = {
+      ArrowLeft: place < 0 ? all.length - 1 : Math.max(0, place - 1),
+      ArrowRight: place < 0 ? all.length - 1 : Math.min(all.length - 1, place + 1),
+      Home: 0,
+      End: all.length - 1,
+    }[event.key];
     if (next === undefined) return;
     event.preventDefault();
     choose(all[next]);
@@ -121,7 +172,9 @@ function paint(canvas, box, view) {
   const row = new Map(lanes.map((who, place) => [who, place]));
   if (side) {
     pen.textAlign = "left";
-    lanes.slice(0, MOST_LANES).forEach((who, place) => pen.fillText(`…${who.slice(-8)}`, 0, TOP + place * LANE + LANE / 2 + 4));
+    lanes
+      .slice(0, MOST_LANES)
+      .forEach((who, place) => pen.fillText(`…${who.slice(-8)}`, 0, TOP + place * LANE + LANE / 2 + 4));
   }
   for (const step of shown) {
     const left = x(step.begin);
@@ -155,8 +208,37 @@ function showChosen(element, view) {
   }
   const prompt = step.parts.reduce((sum, one) => sum + one.part[1], 0);
   const taken = step.parts.filter((one) => !one.part[3]).length;
-  show(element, h("p", null, `It took ${time(step.seconds)}, with ${count(taken)} request${taken === 1 ? "" : "s"}${prompt ? ` and ${count(prompt)} tokens of prompts` : ""}.`),
-    h("ul", { class: "who" }, step.parts.map(({ who, part }) => h("li", null, h("i", { class: `dot ${kindOf(part)}` }),
-      h("a", { href: `#/request/${encodeURIComponent(who)}`, title: who }, short(who, 26)), " ",
-      h("span", { class: "soft" }, part[3] ? `left out (${part[3]})` : [part[1] && `${count(part[1])} of its prompt`, part[2] && `${count(part[2])} token${part[2] === 1 ? "" : "s"} out`].filter(Boolean).join(", "))))));
+  show(
+    element,
+    h(
+      "p",
+      null,
+      `It took ${time(step.seconds)}, with ${count(taken)} request${taken === 1 ? "" : "s"}${prompt ? ` and ${count(prompt)} tokens of prompts` : ""}.`,
+    ),
+    h(
+      "ul",
+      { class: "who" },
+      step.parts.map(({ who, part }) =>
+        h(
+          "li",
+          null,
+          h("i", { class: `dot ${kindOf(part)}` }),
+          h("a", { href: `#/request/${encodeURIComponent(who)}`, title: who }, short(who, 26)),
+          " ",
+          h(
+            "span",
+            { class: "soft" },
+            part[3]
+              ? `left out (${part[3]})`
+              : [
+                  part[1] && `${count(part[1])} of its prompt`,
+                  part[2] && `${count(part[2])} token${part[2] === 1 ? "" : "s"} out`,
+                ]
+                  .filter(Boolean)
+                  .join(", "),
+          ),
+        ),
+      ),
+    ),
+  );
 }
