@@ -5,6 +5,7 @@
 
 VENV ?= .venv
 CLIENTS ?= .venv-clients
+UI ?= .venv-ui
 MODEL ?= smollm2-135m
 PORT ?= 8000
 ARGS ?=
@@ -26,7 +27,7 @@ NATIVE := $(wildcard tailrace/native/*.cpp tailrace/native/*.h tailrace/native/*
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test checks lint types layers native unit test-clients conformance bench soak docs fuzz kernels emulated emulated-arm clean
+.PHONY: help serve test checks lint types layers native unit test-clients conformance bench soak docs fuzz kernels emulated emulated-arm test-ui clean
 
 help: ## this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 21
@@ -62,6 +63,11 @@ unit: $(VENV)/.dev ## the tests (the model is pulled first), in WORKERS processe
 test-clients: $(CLIENTS)/.installed $(VENV)/.dev ## LangChain, LlamaIndex, Instructor and the OpenAI Agents SDK against the server
 	@$(BIN)/tailrace pull $(MODEL) >/dev/null
 	TAILRACE_PYTHON="$(abspath $(BIN))/python" $(CLIENTS)/bin/python -m pytest -c tests_clients/pytest.ini tests_clients $(PYTEST_ARGS)
+
+test-ui: $(UI)/.installed $(VENV)/.dev ## the dashboard in headless Chromium (the machine's own, or one that is fetched)
+	@$(BIN)/tailrace pull $(MODEL) >/dev/null
+	@$(UI)/bin/python tests_ui/browser.py >/dev/null
+	TAILRACE_PYTHON="$(abspath $(BIN))/python" $(UI)/bin/python -m pytest -c tests_ui/pytest.ini tests_ui $(PYTEST_ARGS)
 
 conformance: $(VENV)/.suite ## the public JSON Schema test suite against structured output
 	$(BIN)/python bench/conformance.py $(VENV)/suite $(ARGS)
@@ -109,7 +115,7 @@ emulated-arm: $(VENV)/.tools ## test the Arm kernels where there is no Arm (need
 	cmp build/kernels/digest build/arm/digest
 
 clean: ## remove both environments, builds and caches of tools (pulled models stay)
-	rm -rf $(VENV) $(CLIENTS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) $(UI) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -f tailrace/native/*.so
 	find tailrace tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -159,6 +165,12 @@ $(CLIENTS)/.installed: tests_clients/requirements.txt | $(BIN)/python
 	@echo "Installing other people's clients ..."
 	@$(BIN)/python -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python -m pip --disable-pip-version-check install -qq -r $<
+	@touch $@
+
+$(UI)/.installed: tests_ui/requirements.txt | $(BIN)/python
+	@echo "Installing what drives a browser ..."
+	@$(BIN)/python -m venv $(UI)
+	@$(UI)/bin/python -m pip --disable-pip-version-check install -qq -r $<
 	@touch $@
 
 # The suite lies in the source distribution of jsonschema; the version is one whose results are known.

@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tailrace.api import endpoints
 from tailrace.api.access.guard import ANYONE
@@ -18,6 +18,9 @@ from tailrace.api.errors import HttpError, as_http
 from tailrace.api.exchange import ClientGone, Exchange, request_id
 from tailrace.api.service import Service
 from tailrace.terms import TailraceError
+
+if TYPE_CHECKING:
+    from tailrace.api.mount import Mount
 
 Endpoint = Callable[[Service, Exchange], Awaitable[None]]
 
@@ -203,11 +206,18 @@ def _anthropic(exchange: Exchange) -> bool:
     return path.startswith(MESSAGES)
 
 
+def below(path: str, prefix: str) -> bool:
+    """Whether a path is the prefix, or lies below it."""
+    return path.startswith(prefix) and path[len(prefix) :][:1] in ("", "/")
+
+
 class Front:
     """The application."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, mount: Mount | None = None) -> None:
+        """`mount`: what a room above serves."""
         self.service = service
+        self._mount = mount
         self._guard = service.guard
         self._cors = None
         if service.settings.cors_origins:
@@ -226,13 +236,18 @@ class Front:
         try:
             if exchange.fault is not None:
                 raise exchange.fault
-            if self._cors is not None and not exchange.path.startswith(ADMIN) and exchange.path not in ALIASES:
+            mounted = self._mount is not None and below(exchange.path, self._mount.prefix)
+            private = mounted or exchange.path.startswith(ADMIN) or exchange.path in ALIASES
+            if self._cors is not None and not private:
                 exchange.extra += self._cors.headers(exchange)
                 allowed = self._cors.preflight(exchange)
                 if allowed is not None:
                     await exchange.answer(200, b"", allowed)
                     return
-            route = route_of(exchange.path, exchange.method)
+            if mounted and self._mount is not None:
+                route = self._mount.route(exchange.path, exchange.method)
+            else:
+                route = route_of(exchange.path, exchange.method)
             name = route.name
             await self._enter(route, exchange)
         except TailraceError as error:

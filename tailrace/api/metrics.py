@@ -75,6 +75,7 @@ ENDPOINTS = (
     "admin",
     "other",
     "openapi",
+    "ui",
 )
 STATUSES = (200, 400, 401, 403, 404, 405, 408, 409, 413, 415, 429, 431, 499, 500, 503, 507)
 """499: the client left before its answer was complete."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import ssl
 
     from tailrace.api.connection import Connections
+    from tailrace.api.mount import MakeMount, Mount
     from tailrace.api.service import Service
     from tailrace.engine.client import EngineClient
     from tailrace.ledger.writer import Writer
@@ -61,19 +62,21 @@ def run(
     load_text: TextLoader | None = None,
     started_at: float | None = None,
     report: Print | None = None,
+    mount: MakeMount | None = None,
 ) -> int:
     """Serves until told to stop; returns the exit status (0 after a drain; where it could not start 2 if what it was
     told to serve cannot be, 1 for any other reason).
 
     `engine`: a process that `supervisor.spawn(settings.engine())` has started already. `started_at`: monotonic time at
-    which the person pressed return. `report` prints the start-up lines. Raises InvalidInput where the settings
-    contradict themselves; the engine, if one was handed in, is then ended.
+    which the person pressed return. `report` prints the start-up lines. `mount` makes what a room above
+    serves beside the API. Raises InvalidInput where the settings contradict themselves; the engine, if one was handed
+    in, is then ended.
     """
     started = time.monotonic() if started_at is None else started_at
     try:
         settings.check()
         tls = tls_of(settings)
-        listener = listen(settings)
+        listener = listen(settings.host, settings.port)
     except BaseException:
         if engine is not None:
             engine.kill()
@@ -89,7 +92,7 @@ def run(
 
         laps.lap("imports")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            server = Server(settings, listener, engine, load_text or text_of, laps, report or to_stderr, tls)
+            server = Server(settings, listener, engine, load_text or text_of, laps, report or to_stderr, tls, mount)
             return runner.run(server.main())
     finally:
         engine.kill()
@@ -102,17 +105,17 @@ def to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def listen(settings: Settings) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """The listening socket, bound at once so that clients may queue. Raises TailraceError where that fails."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((settings.host, settings.port))
+        listener.bind((host, port))
     except OSError as error:
         listener.close()
         raise TailraceError(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}. "
+            f"cannot listen on {host}:{port}: {error.strerror}. "
             "Is another server running there? Give another --port, or 0 for any"
         ) from None
     if hasattr(socket, "TCP_NOTSENT_LOWAT"):
@@ -202,6 +205,7 @@ class Server:
         laps: Laps,
         report: Print,
         tls: ssl.SSLContext | None = None,
+        mount: MakeMount | None = None,
     ) -> None:
         self._settings = settings
         self._listener = listener
@@ -209,6 +213,8 @@ class Server:
         self._load_text = load_text
         self._laps = laps
         self._tls = tls
+        self._make_mount = mount
+        self._mount: Mount | None = None
         self._report = report
         self._started = laps.last - sum(laps.laps.values())
         self._signals = 0
@@ -249,8 +255,13 @@ class Server:
                 report=to_stderr,
             )
             service.batches = Runner(service, service.content)
+        if self._make_mount is not None:
+            self._mount = self._make_mount(service)
+            self._mount.open()
         most = max(1, min(settings.limits.connections, more_files() - SPARE_FILES))
-        connections = Connections(Front(service), times, service.metrics.answered, service.malformed, most=most)
+        connections = Connections(
+            Front(service, self._mount), times, service.metrics.answered, service.malformed, most=most
+        )
         listening = await self._listen(loop, connections)
         self._laps.lap("http")
         housekeeping = asyncio.create_task(self._housekeeping(service, connections))
@@ -271,6 +282,8 @@ class Server:
             if following is not None:
                 following.cancel()
             listening.close()
+            if self._mount is not None:
+                await self._mount.close()
             connections.close()
             await client.close()
             if service.accounts.writer is not None:
@@ -384,6 +397,7 @@ class Server:
             *self._tiers(),
             *self._ledger(),
             f"Serving on {url}  (OpenAI base URL: {url}/v1)",
+            *([f"{self._mount.title}: {url}{self._mount.prefix}"] if self._mount is not None else []),
             "Try:",
             f"  curl {url}{path}{key} -H 'Content-Type: application/json' -d '{body}'",
         )

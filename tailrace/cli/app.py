@@ -25,6 +25,7 @@ from tailrace.cli import (
     pull,
     serve,
     size,
+    ui,
     usage,
 )
 
@@ -75,6 +76,7 @@ app.command("devices")(devices.command)
 app.command("usage")(usage.command)
 app.command("cost")(cost.command)
 app.command("explain")(explain.command)
+app.command("ui")(ui.command)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(kv.app, name="kv")
 app.add_typer(evaluate.app, name="eval")

@@ -93,17 +93,16 @@ def profile_of(price: Path | None, per_hour: float | None, device: str | None) -
 
 def rate_of(profile: Profile, paid: Paid) -> tuple[float, str]:
     """What an hour costs, and who says so. Raises InvalidInput where nobody does."""
-    if profile.usd_per_hour is not None:
-        return profile.usd_per_hour, profile.source
-    if not paid.servers:
-        return 0.0, ""
-    if paid.usd is None:
+    from tailrace.ledger.cost import known_rate
+
+    found = known_rate(profile, paid)
+    if found is None:
         raise InvalidInput(
             "what the machine costs is not known: give --per-hour, --price FILE or --device NAME, or serve with "
             "--price",
             param="price",
         )
-    return paid.usd / paid.seconds * 3600, "what `serve --price` was told"
+    return found
 
 
 def api_of(text: str) -> tuple[str, Api]:

@@ -39,13 +39,19 @@ UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "s": 1.0}
 
 def opened(given: str | None, *, read_only: bool = True) -> Ledger:
     """The ledger that is meant. Raises InvalidInput."""
-    from tailrace.ledger import place
     from tailrace.ledger.store import Ledger
+
+    return Ledger(place_of(given), read_only=read_only, patient=True)
+
+
+def place_of(given: str | None) -> str:
+    """Where it is: what is said, else where `serve` writes it. Raises InvalidInput where none is kept."""
+    from tailrace.ledger import place
 
     meant = place.default() if given is None else given
     if meant == place.OFF:
         raise InvalidInput("no ledger is kept where nothing is said: name one with --ledger", param="ledger")
-    return Ledger(meant, read_only=read_only, patient=True)
+    return meant
 
 
 def span(since: str | None, until: str | None) -> Span:

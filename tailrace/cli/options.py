@@ -105,6 +105,8 @@ SERVE = Declaration(
         Option("--tls-key", str, "The certificate's private key (PEM, no password).", _NETWORK, metavar="FILE"),
         Option("--cors-origin", str, "Origin whose web pages may use the API, or *; may be repeated.", _NETWORK,
                many=True, metavar="ORIGIN"),
+        Option("--ui", bool, "Serve the dashboard at /ui too; with keys it takes one with the scope admin.", _NETWORK,
+               False),
         Option("--served-name", str, "Name that clients ask for; may be repeated, the first one is in the answers.",
                _NETWORK, many=True, metavar="NAME"),
         Option("--kv-events", str, "Address to publish KV events at, for routers: tcp://127.0.0.1:5557.", _NETWORK,

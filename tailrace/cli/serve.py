@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from tailrace.terms import InvalidInput
 
 if TYPE_CHECKING:
+    from tailrace.api.mount import Mount
     from tailrace.api.server import TextLoader
+    from tailrace.api.service import Service
     from tailrace.api.settings import Limits, Settings
     from tailrace.engine.early import Waiting
 
@@ -42,6 +44,9 @@ Ctrl-C or SIGTERM finishes the running requests, then ends.
   [dim]# a bfloat16 checkpoint in half of its memory[/dim]
   tailrace serve ./checkpoint --quantize int8
 
+  [dim]# with a dashboard on http://127.0.0.1:8000/ui[/dim]
+  tailrace serve --ui
+
   [dim]# an embedding model[/dim]
   tailrace serve all-minilm-l6-v2
 
@@ -64,7 +69,16 @@ def run(values: Mapping[str, Any], engine: Waiting | None = None) -> int:
     from tailrace.api import server
 
     waiting = early.hand_over(engine, made.engine())
-    return server.run(made, engine=waiting, load_text=text, started_at=_process_start())
+    return server.run(
+        made, engine=waiting, load_text=text, started_at=_process_start(), mount=_dashboard if values["ui"] else None
+    )
+
+
+def _dashboard(service: Service) -> Mount:
+    """The dashboard, whose room is imported when it is asked for."""
+    from tailrace.web.mount import Dashboard
+
+    return Dashboard(service)
 
 
 def _found(values: Mapping[str, Any]) -> Settings:

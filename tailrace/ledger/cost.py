@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tailrace.ledger.price import Api
+from tailrace.ledger.price import Api, Profile
 from tailrace.ledger.usage import Paid, Usage
 
 
@@ -46,6 +46,17 @@ class Bill(msgspec.Struct, frozen=True):
     source: str  # of the price
     lines: list[Cost]
     apis: dict[str, Api] = {}
+
+
+def known_rate(profile: Profile, paid: Paid) -> tuple[float, str] | None:
+    """What an hour costs, and who says so: the profile, else what the servers were told. None where nobody does."""
+    if profile.usd_per_hour is not None:
+        return profile.usd_per_hour, profile.source
+    if not paid.servers:
+        return 0.0, ""
+    if paid.usd is None:
+        return None
+    return paid.usd / paid.seconds * 3600, "what `serve --price` was told"
 
 
 def bill(lines: list[Usage], paid: Paid, usd_per_hour: float, *, source: str = "", apis: dict[str, Api]) -> Bill:

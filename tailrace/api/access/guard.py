@@ -92,6 +92,11 @@ class Guard:
         return self._file is not None
 
     @property
+    def asks(self) -> bool:
+        """Whether anybody has to say who they are, for whatever."""
+        return self._asks or self.administered
+
+    @property
     def administered(self) -> bool:
         """Whether anybody could have the scope admin."""
         return self._file is not None or any(scope == "admin" for _, scope in self._static)
