@@ -17,6 +17,7 @@ from tailrace.cli import (
     info,
     keys,
     kv,
+    lab,
     ledger,
     machine,
     options,
@@ -66,6 +67,7 @@ app.command("chat")(chat.command)
 app.command("generate")(generate.command)
 app.command("bench")(bench.command)
 app.command("machine")(machine.command)
+app.add_typer(lab.app, name="lab")
 app.command("usage")(usage.command)
 app.command("cost")(cost.command)
 app.command("explain")(explain.command)
