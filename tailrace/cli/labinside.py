@@ -73,8 +73,8 @@ def _precision(one: Weighed) -> told.Precision:
     return told.Precision(
         name=one.kind.name, origin=one.kind.origin, weight_bytes=one.kind.weight_bytes, bits=one.kind.bits,
         quality=told.Quality(
-            quality.tokens, quality.perplexity, quality.perplexity_change, quality.mean_kl, quality.p99_kl,
-            quality.same_choice,
+            quality.tokens, quality.perplexity, quality.perplexity_change, quality.change_interval, quality.mean_kl,
+            quality.kl_interval, quality.p99_kl, quality.same_choice,
         ),
         speeds=tuple(
             told.Speed(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tailrace.backends import PAGE_SIZE, Backend, Batch
 from tailrace.backends.greedy import greedy
 from tailrace.improve.text import Passage
+from tailrace.measure.statistics import describe
 
 CHUNK = 128
 """Tokens of a step while logits are compared."""
@@ -35,7 +36,10 @@ class Quality:
     perplexity: float
     perplexity_change: float
     """Of the baseline's: 0.01 is one per cent more."""
+    change_interval: tuple[float, float]
+    """Of that, 95 %: tokens drawn anew, each with its loss in both."""
     mean_kl: float
+    kl_interval: tuple[float, float]
     p99_kl: float
     max_kl: float
     same_choice: float
@@ -84,13 +88,23 @@ def qualities(backends: Sequence[Backend], texts: Sequence[Passage], report: Rep
             tokens=len(loss),
             perplexity=float(np.exp(np.mean(loss))),
             perplexity_change=float(np.exp(np.mean(loss) - base)) - 1.0,
+            change_interval=_interval([mine - plain for mine, plain in zip(loss, losses[0], strict=True)], np.expm1),
             mean_kl=float(np.mean(kl)),
+            kl_interval=_interval(kl, float),
             p99_kl=float(np.percentile(kl, 99)),
             max_kl=float(np.max(kl)),
             same_choice=float(np.mean(equal)),
         )
         for loss, kl, equal in zip(losses, divergences, same, strict=True)
     ]
+
+
+def _interval(values: Sequence[float], shown: Callable[[float], float]) -> tuple[float, float]:
+    """Of the mean of at least one value."""
+    stat = describe([(value,) for value in values])
+    assert stat is not None
+    low, high = stat.intervals["mean"]
+    return float(shown(low)), float(shown(high))
 
 
 def _log_probabilities(backend: Backend, batch: Batch) -> Logs:

@@ -108,7 +108,8 @@ class Experiment:
                      found.once.shown(ms), ""])  # fmt: skip
         heads = ("step", "tokens in", "of these cached", "tokens out", "E2E with the cache", "E2E without")
         return Lesson(
-            did=f"{len(found.steps)} steps, {found.rounds} times with a task of its own each, one request at a time.",
+            did=f"{len(found.steps)} steps, from {found.steps[0].tokens_in:,} tokens in to "
+            f"{found.steps[-1].tokens_in:,}, {found.rounds} times with a task of its own each, one request at a time.",
             tables=[Table(heads, rows), _bills(found)], findings=_findings(found), beliefs=_beliefs(found),
             figures=_figures(found),
             notes=[f"Without the cache: {found.how}. Means with intervals of 95 %. Tools take no time here.",
@@ -181,7 +182,7 @@ def _counted(records: Sequence[Record]) -> tuple[int, int]:
 def bill(name: str, api: Api, steps: Sequence[Step], once_in: int, once_out: int) -> Bill:
     """What an API would ask for the same tokens."""
     usd = api.usd
-    told = all(one.cached is not None for one in steps)
+    told = api.usd_per_million_cached is not None and all(one.cached is not None for one in steps)
     return Bill(
         api=name, source=sourced(api.source, api.date),
         loop=sum(usd(one.tokens_in, 0, one.tokens_out) for one in steps),
@@ -202,7 +203,7 @@ def total_out(found: Agent) -> int:
 
 def _bills(found: Agent) -> Table:
     def usd(value: float | None) -> str:
-        return "not told" if value is None else f"${value * 1000:.3f}"
+        return "not known" if value is None else f"${value * 1000:.3f}"
 
     rows = [
         [one.api, usd(one.loop), usd(one.loop_cached), usd(one.first), usd(one.once), f"{one.loop / one.first:.1f} x",
@@ -239,7 +240,7 @@ def _findings(found: Agent) -> list[Finding]:
     for one in found.bills[:1]:
         made.append(
             Finding(
-                f"At the price of {one.api}, ({sent:,} in, {wrote:,} out) comes to ${one.loop:.6f} and the "
+                f"At the price of {one.api}, the loop ({sent:,} in, {wrote:,} out) comes to ${one.loop:.6f} and the "
                 f"first step ({first.tokens_in:,} in, {first.tokens_out:,} out) to ${one.first:.6f}: "
                 f"{one.loop / one.first:.1f} times."
                 + (
@@ -309,6 +310,8 @@ def _figures(found: Agent) -> list[str]:
     return [
         page.figure("How long each step takes", str(plot), "From sent to the last token; bands are of 95 %. Measured."),
         page.figure(
-            "What each step sends", str(tokens), "As the server counted. The bill grows with the square of steps."
+            "What each step sends",
+            str(tokens),
+            "As the server counted. The bill is the sum of all steps.",
         ),
     ]

@@ -33,12 +33,15 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 class Quality(msgspec.Struct, frozen=True):
-    """On `tokens` tokens of real text. KL divergence in nats from the baseline's next-token distribution."""
+    """On `tokens` tokens of real text, `same` of which have the baseline's likeliest next token. KL divergence in nats
+    from the baseline's next-token distribution. Intervals are of 95 %, over tokens."""
 
     tokens: int
     perplexity: float
     change: float
+    change_interval: tuple[float, float]
     mean_kl: float
+    kl_interval: tuple[float, float]
     p99_kl: float
     same_choice: float
 

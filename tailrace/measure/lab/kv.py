@@ -31,6 +31,8 @@ EVERY = 0.04
 """Seconds between two looks at the server's pages."""
 AHEAD = 2
 """Tokens that a step which runs, and the one planned behind it, may be ahead of what has been sent."""
+DRAFTED = 8
+"""More of them where several tokens come at once: a step then has pages for those that it tries."""
 USED = "tailrace_kv_pages_used"
 SHARE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 CONFIG = "vllm:cache_config_info"
@@ -189,21 +191,28 @@ def samples(records: Sequence[Record], looks: Sequence[tuple[float, float, int]]
     for asked, told, held in looks:
         if not begin < asked <= told < end:
             continue
-        fewest = [(record.input_tokens or record.wanted_input) + _sent(record, asked) - 1 for record in records]
+        fewest = [_tokens(record) + _sent(record, asked)[0] - 1 for record in records]
         most = [
-            min((record.input_tokens or record.wanted_input) + _sent(record, told) + AHEAD,
-                (record.input_tokens or record.wanted_input) + (record.output_tokens or OUT))
+            _tokens(record) + min(_sent(record, told)[1] + _ahead(record), record.output_tokens or OUT)
             for record in records
-        ]  # fmt: skip
+        ]
         low, high = (sum(inside.pages(tokens)[0] for tokens in side) for side in (fewest, most))
         made.append(Sample(sum(fewest) + len(records), held, low, high))
     return made
 
 
-def _sent(record: Record, at: float) -> int:
-    """Tokens that had come by then."""
-    pieces = bisect_right(record.chunks, at)
-    return round(pieces * (record.output_tokens or len(record.chunks)) / len(record.chunks))
+def _ahead(record: Record) -> int:
+    return AHEAD + (DRAFTED if len(record.chunks) < (record.output_tokens or 0) else 0)
+
+
+def _tokens(record: Record) -> int:
+    return record.input_tokens or record.wanted_input
+
+
+def _sent(record: Record, at: float) -> tuple[int, int]:
+    """The fewest and the most tokens that had come by then: each piece, come or still to come, has at least one."""
+    pieces, whole = bisect_right(record.chunks, at), record.output_tokens or len(record.chunks)
+    return pieces, max(pieces, whole - (len(record.chunks) - pieces))
 
 
 def agrees(sample: Sample) -> bool:

@@ -12,14 +12,14 @@ from tailrace.measure.report.words import ms
 
 KINDS = {Verdict.HOLDS: "good", Verdict.FAILS: "bad", Verdict.OPEN: "soft"}
 STYLE = """
-.mark { color: var(--soft); font-size: .78rem; border: 1px solid var(--grid); border-radius: 4px; padding: 0 .35em;
+.from { color: var(--soft); font-size: .78rem; border: 1px solid var(--grid); border-radius: 4px; padding: 0 .35em;
   white-space: nowrap; }
 section { border-top: 1px solid var(--grid); margin-top: 2rem; } section h2 { margin: 1rem 0 .2rem; }
 .asked { font-size: 1.05rem; } ul { margin: .5rem 0; padding-left: 1.2rem; max-width: 85ch; } li { margin: .35rem 0; }
 .belief { background: var(--card); border-radius: 8px; padding: .5rem .8rem; margin: .5rem 0; max-width: 85ch; }
 .belief b { font-weight: 600; } .belief p { margin: .1rem 0; } nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem; }
-.plots { grid-template-columns: repeat(auto-fit, minmax(min(100%, 370px), 560px)); } a { color: inherit; }
-.glance td:first-child { white-space: normal; min-width: 11rem; } h3 { font-size: .98rem; margin: 1rem 0 .2rem; } details { margin-top: .6rem; }
+figure { max-width: 620px; } a { color: inherit; } .glance td:first-child { white-space: normal; min-width: 11rem; }
+h3 { font-size: .98rem; margin: 1rem 0 .2rem; }
 """
 
 
@@ -73,7 +73,7 @@ def _finding(one: Finding) -> str:
 
 
 def _mark(mark: Mark) -> str:
-    return f'<span class="mark">{escape(mark)}</span>'
+    return f'<span class="from">{escape(mark)}</span>'
 
 
 def _belief(one: Belief) -> str:

@@ -112,8 +112,8 @@ def _findings(found: Roofline) -> list[Finding]:
         made.append(
             Finding(
                 f"{many.sequences} sequences in a step take {many.seconds / decode.seconds:.1f} times as long as "
-                f"{decode.sequences}, and give {gain:.1f} times the tokens: {by_memory(many):.0%} of that step is "
-                "held by memory."
+                f"{decode.sequences}, and give {gain:.1f} times the tokens; {by_memory(many):.0%} of the time is in "
+                "operations whose lower ceiling is memory."
             )
         )
     return made

@@ -76,9 +76,9 @@ class Experiment:
         """Shares of prefill and decode, and what a token in and a token out take."""
         sizes = ", ".join(f"{one.letter} {one.tokens_in:,}/{one.tokens_out:,}" for one in found.shapes)
         rows = [
-            [f"{one.letter}: {NAMES[one.letter]}", f"{one.tokens_in:,} / {one.tokens_out:,}", one.e2e.shown(ms),
-             one.ttft.shown(ms), one.tpot.shown(ms) if one.tpot else "not defined", one.prefill.shown(share),
-             one.decode.shown(share), str(one.e2e.n)]
+            [f"{one.letter}: {NAMES[one.letter].partition(' (')[0]}", f"{one.tokens_in:,} / {one.tokens_out:,}",
+             one.e2e.shown(ms), one.ttft.shown(ms), one.tpot.shown(ms) if one.tpot else "not defined",
+             one.prefill.shown(share), one.decode.shown(share), str(one.e2e.n)]
             for one in found.shapes
         ]  # fmt: skip
         return Lesson(
