@@ -143,6 +143,8 @@ def _run(asked: _Asked, html: Path | None, as_json: Path | None) -> None:
     from tailrace.measure.lab.perform import Report, perform
 
     chosen = [one for one in EXPERIMENTS if asked.name in (one.name, "all")]
+    for path in filter(None, (html, as_json)):
+        _writable(path)
     stand = _stand(asked, chosen)
     printed = as_json is not None and str(as_json) == "-"
     _say_plan(chosen, asked)
@@ -171,6 +173,12 @@ def _run(asked: _Asked, html: Path | None, as_json: Path | None) -> None:
         print(f"Written: {path}", file=sys.stderr)
     if interrupted or all(one.lesson is None for one in chapters):
         raise typer.Exit(130 if interrupted else 1)
+
+
+def _writable(path: Path) -> None:
+    """Raises InvalidInput for a place that cannot be written: not only after minutes."""
+    if str(path) != "-" and not path.parent.is_dir():
+        raise InvalidInput(f"{path} cannot be written: there is no directory {path.parent}", param="html")
 
 
 def _say_plan(chosen: Sequence[Experiment[Any]], asked: _Asked) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tailrace.backends import PAGE_SIZE, Backend, Batch
 from tailrace.backends.greedy import greedy
 from tailrace.improve.text import Passage
-from tailrace.measure.statistics import describe
+from tailrace.measure.statistics import mean_interval
 
 CHUNK = 128
 """Tokens of a step while logits are compared."""
@@ -101,9 +101,7 @@ def qualities(backends: Sequence[Backend], texts: Sequence[Passage], report: Rep
 
 def _interval(values: Sequence[float], shown: Callable[[float], float]) -> tuple[float, float]:
     """Of the mean of at least one value."""
-    stat = describe([(value,) for value in values])
-    assert stat is not None
-    low, high = stat.intervals["mean"]
+    low, high = mean_interval(values)
     return float(shown(low)), float(shown(high))
 
 

@@ -14,8 +14,8 @@ from tailrace.measure.target import Api, Fit, Form, Target
 from tailrace.terms import TailraceError
 from tailrace.workload.session import Piece, Turn
 
-SHORT, LONG = 32, 232
-"""Words of the two prompts that are counted."""
+WORDS = ((32, 232), (16, 64), (4, 12))
+"""Words of the two prompts that are counted: shorter ones where those are longer than the model's context."""
 LEAST_VOCABULARY = 64
 PATIENCE = 600.0
 """Seconds for one question: a server may have to load its model first."""
@@ -95,11 +95,16 @@ async def _refusal(pool: Pool, target: Target) -> str:
 
 
 async def _fit(pool: Pool, target: Target) -> Fit | None:
-    short, long = [(await _ask(pool, target, words)).input_tokens for words in (SHORT, LONG)]
-    if short is None or long is None or long <= short:
-        return None
-    slope = (long - short) / (LONG - SHORT)
-    return Fit(slope, short - slope * SHORT)
+    for few, many in WORDS:
+        records = [await _ask(pool, target, words) for words in (few, many)]
+        if any(record.outcome is Outcome.ERROR for record in records):
+            continue
+        short, long = (record.input_tokens for record in records)
+        if short is None or long is None or long <= short:
+            return None
+        slope = (long - short) / (many - few)
+        return Fit(slope, short - slope * few)
+    return None
 
 
 async def _ask(pool: Pool, target: Target, tokens: int) -> Record:

@@ -21,6 +21,8 @@ from tailrace.terms import TailraceError
 BATCHES = (1, 4, 8)
 SIZES = ((128, 64), (64, 32), (32, 16))
 """Tokens in and out, the longest that fits the budget."""
+LEAST = 0.02
+"""Share of a step below which nothing of it counts as shared."""
 NEARLY = 0.75
 """Share of the ideal throughput that counts as nearly free."""
 
@@ -115,7 +117,9 @@ def folded(batch: int, runs: Sequence[Run]) -> Batch:
     throughput, tpot = mean(spans), mean(defined(map(metrics.tpot, flat)))
     ttft, step = mean(defined(map(metrics.ttft, flat))), mean(defined(map(step_of, records)))
     if throughput is None or tpot is None or ttft is None:
-        raise TailraceError("the server says no usage: without counted tokens there is nothing to compare")
+        raise TailraceError(
+            "the server counts no tokens, or sends them in one piece: there is no time of a token to compare"
+        )
     return Batch(batch, throughput, step or tpot, tpot, ttft, len(flat))
 
 
@@ -154,7 +158,7 @@ def _findings(found: Batches) -> list[Finding]:
     ]
     start, rise = slope([(one.size, one.step.value) for one in found.batches])
     whole = start + rise
-    if start <= 0 or whole <= 0:
+    if start <= LEAST * whole:
         made.append(
             Finding(
                 f"A line through the steps' times says that no part of a step is shared: each request more costs "

@@ -152,7 +152,9 @@ def level(users: int, waves: Sequence[Sequence[Record]], rss: int | None, per_to
     ttft, tpot = (mean(defined(map(metric, records))) for metric in (metrics.ttft, metrics.tpot))
     throughput, reading = mean(out), mean(read)
     if ttft is None or tpot is None or throughput is None or reading is None:
-        raise TailraceError("the server says no usage: without counted tokens there is nothing to compare")
+        raise TailraceError(
+            "the server counts no tokens, or sends them in one piece: there is no time of a token to compare"
+        )
     tokens = round(sum(record.input_tokens or record.wanted_input for record in records) / len(records))
     kv = None if per_token is None else users * (tokens + OUT) * per_token
     return Level(users, tokens, ttft, tpot, throughput, reading, rss, kv)

@@ -123,11 +123,10 @@ def found(
 ) -> Prefix:
     """Of the records of both sides in the same order; the first of each fills the cache, and is not measured."""
     ttft = [defined(map(metrics.ttft, side)) for side in (on, off)]
-    tpot = [defined(map(metrics.tpot, side[1:])) for side in (on, off)]
-    both = bool(tpot[0]) and len(tpot[0]) == len(tpot[1])
+    tpot = [(a, b) for a, b in zip(*(map(metrics.tpot, side[1:]) for side in (on, off)), strict=True) if a and b]
     return Prefix(
         *size, how, _side(on), _side(off), ttft=statistics.ratio(ttft[0][1:], ttft[1][1:]),
-        tpot=statistics.ratio(tpot[0], tpot[1]) if both else None, notes=list(notes),
+        tpot=statistics.ratio([a for a, _ in tpot], [b for _, b in tpot]) if tpot else None, notes=list(notes),
     )  # fmt: skip
 
 

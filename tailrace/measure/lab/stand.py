@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
@@ -124,18 +125,33 @@ async def _prepared(pool: Pool, host: Host | None, model: str | None, api: Api) 
     try:
         served = await probe.models(pool)
         name = model if model in served else next(iter(served))
-        target, notes = await probe.prepare(
-            pool, model=name, api=api, form="text", extra={"temperature": 0}, exact=True
-        )
+        target, notes = await _target(pool, name, api)
         made = Served(pool, target, Pace(1.0, 1.0), served[name] or DEFAULT_CONTEXT, host, tuple(notes))
         yield replace(made, pace=await _pace(made))
     finally:
         pool.close()
 
 
+async def _target(pool: Pool, model: str, api: Api) -> tuple[Target, list[str]]:
+    """How it is asked: as a chat, unless that is not wanted or the model has none."""
+    extra = {"temperature": 0}
+    try:
+        return await probe.prepare(pool, model=model, api=api, form="text", extra=extra, exact=True)
+    except TailraceError:
+        if api == "completions":
+            raise
+        with contextlib.suppress(TailraceError):
+            target, notes = await probe.prepare(
+                pool, model=model, api="completions", form="text", extra=extra, exact=True
+            )
+            return target, [*notes, "It takes no chats: prompts are plain text (/v1/completions)."]
+        raise
+
+
 async def _pace(served: Served) -> Pace:
     """From the second of two requests: the first finds caches cold."""
-    sessions = [alone(place, f"pace/{id(served)}", PACE_INPUT, PACE_OUTPUT) for place in range(2)]
+    length = min(PACE_INPUT, served.context // 4)
+    sessions = [alone(place, f"pace/{id(served)}", length, PACE_OUTPUT) for place in range(2)]
     run = await drive(served, sessions, concurrency=1)
     record = done(run)[-1]
     first, token = metrics.ttft(record), metrics.tpot(record)
@@ -160,6 +176,8 @@ async def drive(served: Served, sessions: Sequence[Session], *, concurrency: int
         raise TailraceError(f"a request to {served.pool.url} failed ({failed.outcome}): {failed.error}")
     if run.interrupted:
         raise asyncio.CancelledError
+    if any(not record.chunks for record in run.measured):
+        raise TailraceError(f"{served.pool.url} gave an answer without any text: there is nothing to time")
     return run
 
 
@@ -177,5 +195,5 @@ def by(records: Sequence[Record], key: Callable[[Record], Any]) -> Iterator[tupl
 
 
 def defined(values: Iterator[float | None]) -> list[float]:
-    """Those that there are."""
-    return [value for value in values if value is not None]
+    """Those that there are, and are more than nothing: tokens that came in one piece have no time between them."""
+    return [value for value in values if value]

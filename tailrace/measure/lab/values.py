@@ -30,11 +30,9 @@ class Mean(msgspec.Struct, frozen=True):
 
 def mean(values: Sequence[float]) -> Mean | None:
     """None where there are no values."""
-    stat = statistics.describe([(value,) for value in values])
-    if stat is None:
+    if not values:
         return None
-    low, high = stat.intervals["mean"]
-    return Mean(stat.mean, low, high, stat.n)
+    return Mean(float(np.mean(values)), *statistics.mean_interval(values), len(values))
 
 
 def slope(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
