@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.cli import app
+from tailrace.cli import app, lab
 from tailrace.terms import TailraceError
 from tests.cli.conftest import Run
 from tests.measure import mock
@@ -16,11 +16,11 @@ from tests.models import random_llama
 
 
 def test_the_list_says_what_each_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    app.run(["lab", "list"])
+    lab.list_()
     said = capsys.readouterr().out
     for words in ("shapes ", "why does one request take so much longer", "kv ", "--url works", "this machine alone"):
         assert words in said
-    app.run(["lab", "list", "--json"])
+    lab.list_(as_json=True)
     assert [one["name"] for one in json.loads(capsys.readouterr().out)] == [
         "shapes", "batch", "context", "kv", "prefix", "agent", "precision", "roofline"
     ]  # fmt: skip
