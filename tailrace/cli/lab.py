@@ -143,6 +143,7 @@ def _run(asked: _Asked, html: Path | None, as_json: Path | None) -> None:
     from tailrace.measure.lab.perform import Report, perform
 
     chosen = [one for one in EXPERIMENTS if asked.name in (one.name, "all")]
+    _check(asked)
     for path in filter(None, (html, as_json)):
         _writable(path)
     stand = _stand(asked, chosen)
@@ -173,6 +174,14 @@ def _run(asked: _Asked, html: Path | None, as_json: Path | None) -> None:
         print(f"Written: {path}", file=sys.stderr)
     if interrupted or all(one.lesson is None for one in chapters):
         raise typer.Exit(130 if interrupted else 1)
+
+
+def _check(asked: _Asked) -> None:
+    """Raises InvalidInput for an option that would be for nothing."""
+    if asked.apis and asked.name not in ("agent", "all"):
+        raise InvalidInput(f"--api is for the agent's bill, which {asked.name} does not have", param="api")
+    if asked.quantize is not None and asked.name == "precision":
+        raise InvalidInput("--quantize is not for precision, which measures every kind of weights", param="quantize")
 
 
 def _writable(path: Path) -> None:

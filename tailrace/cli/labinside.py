@@ -34,7 +34,7 @@ def of(path: Path, threads: int | None, quantize: str | None) -> told.Inside:
         pools=tuple(told.KvPool(group.window, group.page_bytes(info.kept)) for group in info.groups),
         pages=_pages(info),
         precisions=lambda seconds, say: _precisions(checkpoint, threads, seconds, say),
-        roofline=lambda seconds, say: _roofline(checkpoint, threads, seconds, say),
+        roofline=lambda seconds, say: _roofline(checkpoint, threads, quantize, seconds, say),
     )  # fmt: skip
 
 
@@ -86,20 +86,25 @@ def _precision(one: Weighed) -> told.Precision:
     )  # fmt: skip
 
 
-def _roofline(checkpoint: Checkpoint, threads: int | None, seconds: float, say: told.Say) -> told.Roofline:
+def _roofline(
+    checkpoint: Checkpoint, threads: int | None, quantize: str | None, seconds: float, say: told.Say
+) -> told.Roofline:
     from tailrace.backends.cpu.machine import measure, measure_roofline, this_machine
     from tailrace.backends.cpu.machine.roofline import CONTEXT, PREFILL
     from tailrace.models import load_model
     from tailrace.models.entry import prepared_dir
+    from tailrace.models.quantise import quantise
 
     machine = this_machine(None, threads)
     ceilings = measure(machine, seconds=seconds * CEILINGS, report=say)
     model = load_model(checkpoint)
+    if quantize is not None:
+        model = quantise(model, quantize, threads=machine.threads)
     longest = model.config.max_context
     found = measure_roofline(
         model, ceilings, name=checkpoint.name, longest=longest, context=min(CONTEXT, longest // 2),
-        prefill=min(PREFILL, longest), seconds=seconds * (1 - CEILINGS), cache_dir=prepared_dir(checkpoint.path),
-        report=say,
+        prefill=min(PREFILL, longest), seconds=seconds * (1 - CEILINGS),
+        cache_dir=prepared_dir(checkpoint.path) if not model.variant else None, report=say,
     )  # fmt: skip
     levels = [(one.level, one.bytes_per_second) for one in ceilings.bandwidths if one.threads == machine.threads]
     kinds = [(one.kind, 2 * one.multiply_adds_per_second) for one in ceilings.arithmetics

@@ -65,6 +65,8 @@ def test_our_own_server_is_started_and_its_pages_are_as_predicted(run: Run, tmp_
         (["shapes", "--url", "http://127.0.0.1:9", "--threads", "1"], "--threads is for a server that is started here"),
         (["kv", "nonsense", "--url", "http://127.0.0.1:9"], "the files of nonsense are not here"),
         (["agent", "--url", "http://127.0.0.1:9", "--api", "x=1"], "--api is as in some-api=0.15/0.60"),
+        (["shapes", "--api", "x=1/2"], "--api is for the agent's bill"),
+        (["precision", "--quantize", "int8"], "--quantize is not for precision"),
         (["shapes", "--html", "/no/such/lab.html"], "/no/such/lab.html cannot be written: there is no directory"),
     ],
 )

@@ -168,8 +168,8 @@ def _findings(found: Batches) -> list[Finding]:
         return made
     made.append(
         Finding(
-            f"A straight line through the times of a token says: {ms(start)} of a step is there for all (reading the "
-            f"weights, mostly) and {ms(max(rise, 0.0))} is added by each request. Of a step with one request "
+            f"A straight line through the times of a token says: {ms(start)} of a step is there for all, "
+            f"however many they are, and {ms(max(rise, 0.0))} is added by each request. Of a step with one request "
             f"{start / whole:.0%} is shared."
             + (f" The shared part is half of a step at {start / rise:.1f} requests." if rise > 0 else ""),
             Mark.PREDICTED,

@@ -121,7 +121,7 @@ def _why(one: Precision, base: Precision, step: Speed) -> str:
     return (
         f"Decode does not follow the bytes ({ratio:.2f} times the bytes, {step.ratio:.2f} times the time): with "
         f"{one.name} it is not reading the weights alone that a step of one sequence waits for; unpacking, "
-        "arithmetic and what is the same for all kinds have their part."
+        "arithmetic and what is the same for all kinds may have their part."
     )
 
 
