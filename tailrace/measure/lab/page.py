@@ -51,11 +51,15 @@ def _summary(report: Report) -> str:
 
 
 def _chapter(one: Chapter) -> str:
-    head = f'<section id="{one.name}"><h2>{escape(one.name.capitalize())}</h2>'
+    head = f'<section id="{one.name}"><h2>{escape(_titled(one.name))}</h2>'
     head += f'<p class="asked">{escape(one.question)}</p>'
     if one.lesson is None:
         return f"{head}{page.paragraph(f'Not done: {one.missing}', 'bad')}</section>"
     return f"{head}{_lesson(one.lesson)}</section>"
+
+
+def _titled(name: str) -> str:
+    return "KV" if name == "kv" else name.capitalize()
 
 
 def _lesson(lesson: Lesson) -> str:
