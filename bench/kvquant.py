@@ -6,7 +6,8 @@ from pathlib import Path
 
 from tailrace.backends.kvdtype import parse
 from tailrace.cli.evaluate import show
-from tailrace.improve.kv import PREFILL, Setting, evaluate
+from tailrace.improve.compare import PREFILL
+from tailrace.improve.kv import Setting, evaluate
 from tailrace.improve.text import passages
 from tailrace.models import load_model, open_checkpoint
 from tailrace.models.entry import prepared_dir

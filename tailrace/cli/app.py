@@ -19,6 +19,7 @@ from tailrace.cli import (
     info,
     keys,
     kv,
+    lab,
     ledger,
     machine,
     options,
@@ -73,6 +74,7 @@ app.command("compare")(compare.command)
 app.command("machine")(machine.command)
 app.command("size")(size.command)
 app.command("devices")(devices.command)
+app.add_typer(lab.app, name="lab")
 app.command("usage")(usage.command)
 app.command("cost")(cost.command)
 app.command("explain")(explain.command)

@@ -64,7 +64,8 @@ def kv(
       tailrace eval kv ./model.gguf --kv-dtype k8v4 --text book.txt --json
     """
     from tailrace.backends.kvdtype import parse
-    from tailrace.improve.kv import PREFILL, Setting, evaluate
+    from tailrace.improve.compare import PREFILL
+    from tailrace.improve.kv import Setting, evaluate
     from tailrace.improve.text import passages as read
     from tailrace.models import load_model, open_checkpoint
     from tailrace.models.entry import prepared_dir

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from tailrace.deploy.engines.driver import Gauges
+from tailrace.measure import prometheus
 from tailrace.measure.http import Broken, Pool
 
 EVERY = 1.0
@@ -26,11 +27,11 @@ class Seen(msgspec.Struct, frozen=True):
 
 def value(page: str, names: Sequence[str], *, largest: bool = False) -> float | None:
     """The first of these names that the page has: the sum of its series, or the largest."""
-    for name in names:
-        found = [float(line.split()[-1]) for line in page.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
-        if found:
-            return max(found) if largest else sum(found)
-    return None
+    found = prometheus.parse(page, tuple(names))
+    series = next((list(found[name].values()) for name in names if name in found), None)
+    if series is None:
+        return None
+    return max(series) if largest else sum(series)
 
 
 class _Page:

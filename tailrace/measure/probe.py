@@ -14,8 +14,8 @@ from tailrace.measure.target import Api, Fit, Form, Target
 from tailrace.terms import TailraceError
 from tailrace.workload.session import Piece, Turn
 
-SHORT, LONG = 32, 232
-"""Words of the two prompts that are counted."""
+WORDS = ((32, 232), (16, 64), (4, 12))
+"""Words of the two prompts that are counted: shorter ones where those are longer than the model's context."""
 LEAST_VOCABULARY = 64
 UNMARKED = "the stream ended without [DONE]"
 PATIENCE = 600.0
@@ -47,7 +47,7 @@ async def prepare(
     """The target as the server takes it, and what a reader of the results should know. Raises TailraceError, with the
     server's own words, where it does not take a request at all."""
     notes: list[str] = []
-    target = Target(model or await _model(pool), api, form, extra={**(EXACT if exact else {}), **extra})
+    target = Target(model or next(iter(await models(pool))), api, form, extra={**(EXACT if exact else {}), **extra})
     refusal = await _refusal(pool, target)
     if refusal and exact and "ignore_eos" not in extra:
         without = msgspec.structs.replace(target, extra=extra)
@@ -73,17 +73,25 @@ async def prepare(
     return msgspec.structs.replace(target, fit=fit), notes
 
 
-async def _model(pool: Pool) -> str:
-    """The first that is served."""
+async def fetch(pool: Pool, path: str) -> tuple[int, bytes]:
+    """Status and body of a GET. Raises Broken."""
     whole = _Whole()
+    await pool.ask(pool.request("GET", path), whole)
+    return whole.status, whole.content
+
+
+async def models(pool: Pool) -> dict[str, int | None]:
+    """What is served, each with the tokens that a request may have where the server says so. Raises TailraceError."""
     try:
-        await pool.ask(pool.request("GET", "/v1/models"), whole)
-        models = msgspec.json.decode(whole.content, type=dict[str, Any])
-        return str(models["data"][0]["id"])
+        _, content = await fetch(pool, "/v1/models")
+        entries = msgspec.json.decode(content, type=dict[str, Any])["data"]
+        found = {str(entry["id"]): entry.get("max_model_len") for entry in entries}
+        next(iter(found))
     except Broken as error:
         raise TailraceError(f"No server answers at {pool.url} ({error}).") from error
-    except (msgspec.DecodeError, KeyError, IndexError, TypeError) as error:
+    except (msgspec.DecodeError, KeyError, AttributeError, StopIteration, TypeError) as error:
         raise TailraceError(f"{pool.url} does not say which models it has: name one with --model") from error
+    return {name: most if isinstance(most, int) else None for name, most in found.items()}
 
 
 async def _refusal(pool: Pool, target: Target) -> str:
@@ -95,11 +103,16 @@ async def _refusal(pool: Pool, target: Target) -> str:
 
 
 async def _fit(pool: Pool, target: Target) -> Fit | None:
-    short, long = [(await _ask(pool, target, words)).input_tokens for words in (SHORT, LONG)]
-    if short is None or long is None or long <= short:
-        return None
-    slope = (long - short) / (LONG - SHORT)
-    return Fit(slope, short - slope * SHORT)
+    for few, many in WORDS:
+        records = [await _ask(pool, target, words) for words in (few, many)]
+        if any(record.outcome is Outcome.ERROR for record in records):
+            continue
+        short, long = (record.input_tokens for record in records)
+        if short is None or long is None or long <= short:
+            return None
+        slope = (long - short) / (many - few)
+        return Fit(slope, short - slope * few)
+    return None
 
 
 async def _ask(pool: Pool, target: Target, tokens: int) -> Record:

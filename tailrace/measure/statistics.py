@@ -21,6 +21,8 @@ CONFIDENCE = 0.95
 DRAWS = 1000
 MOST_DRAWN = 20_000_000
 """Values that are drawn for one metric at most: of very many, fewer draws give as good an interval."""
+_AT_ONCE = 1_000_000
+"""Of them, that are held in memory."""
 
 
 class Stat(msgspec.Struct, frozen=True):
@@ -66,6 +68,18 @@ def _bootstrap(values: Values, owner: NDArray[np.int64], groups: int, seed: int)
         drawn.append([float(weights @ values) / below[-1], *values[np.minimum(places, len(values) - 1)]])
     low, high = np.quantile(np.array(drawn), _edges(), axis=0)
     return {name: (float(a), float(b)) for name, a, b in zip(("mean", *QUANTILES), low, high, strict=True)}
+
+
+def mean_interval(values: Sequence[float], seed: int = 0) -> Interval:
+    """Of the mean of at least one value, each by itself."""
+    known, rng = np.asarray(values, np.float64), np.random.default_rng(seed)
+    draws, rows = max(100, min(DRAWS, MOST_DRAWN // len(known))), max(1, _AT_ONCE // len(known))
+    drawn = [
+        known[rng.integers(0, len(known), (min(rows, draws - at), len(known)))].mean(axis=1)
+        for at in range(0, draws, rows)
+    ]
+    low, high = np.quantile(np.concatenate(drawn), _edges())
+    return float(low), float(high)
 
 
 def _edges() -> tuple[float, float]:

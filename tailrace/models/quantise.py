@@ -67,20 +67,26 @@ def quantise(model: Model, kind: str, *, threads: int = 1) -> Model:
         raise ModelError(f"weights are quantised to {' or '.join(KINDS)}, not to {kind!r}")
     inner, outer = KINDS[kind]
 
+    def to(form: Format) -> Callable[[Weight], Weight]:
+        return lambda weight: RoundedWeight(weight, form, threads) if roundable(weight) else weight
+
+    made = map_matrices(model, to(inner), to(outer))
+    return replace(made, variant=f"{kind}.{VERSION}") if any(rounded(made)) else model
+
+
+def map_matrices(model: Model, inner: Callable[[Weight], Weight], outer: Callable[[Weight], Weight]) -> Model:
+    """The model with other weights in its layers (`inner`), and another embedding and output head (`outer`), which
+    stay one where they are."""
+
     def layer_of(layer: Layer) -> Layer:
-        changed: dict[str, Any] = {
-            name: RoundedWeight(weight, inner, threads)
-            for name in layer.__dataclass_fields__
-            if isinstance(weight := getattr(layer, name), Weight) and roundable(weight)
-        }
+        weights = {name: getattr(layer, name) for name in layer.__dataclass_fields__}
+        made = {name: inner(weight) for name, weight in weights.items() if isinstance(weight, Weight)}
+        changed: dict[str, Any] = {name: weight for name, weight in made.items() if weight is not weights[name]}
         return replace(layer, **changed) if changed else layer
 
-    embedding = RoundedWeight(model.embedding, outer, threads) if roundable(model.embedding) else model.embedding
-    head = embedding if model.head is model.embedding else model.head
-    if head is model.head and roundable(head):
-        head = RoundedWeight(head, outer, threads)
-    made = replace(model, embedding=embedding, head=head, layers=tuple(map(layer_of, model.layers)))
-    return replace(made, variant=f"{kind}.{VERSION}") if any(rounded(made)) else model
+    embedding = outer(model.embedding)
+    head = embedding if model.head is model.embedding else outer(model.head)
+    return replace(model, embedding=embedding, head=head, layers=tuple(map(layer_of, model.layers)))
 
 
 def roundable(weight: Weight) -> bool:
@@ -110,10 +116,11 @@ def _rounded(source: Weight, kind: Format, threads: int) -> Bytes:
     stored, order = source, None
     if isinstance(source, PermutedWeight):  # its own `data` would keep a copy of the whole matrix
         stored, order = source.stored, half_split_order(source.heads, rows // source.heads)
+    data = stored.data  # once: it may be worked out whenever it is read
 
     def work(begin: int) -> None:
         end = min(begin + step, rows)
-        raw = stored.data[begin:end] if order is None else stored.data[order[begin:end]]
+        raw = data[begin:end] if order is None else data[order[begin:end]]
         floats = dequantize(Weight(source.name, source.format, (end - begin, columns), raw))
         if not np.abs(floats).max() <= LARGEST:  # NaN compares as false
             raise ModelError(

@@ -61,3 +61,11 @@ def test_few_pairs_cannot_be_sure() -> None:
     assert statistics.ratio([1.0] * 3, [2.0] * 3).p == 0.25
     assert statistics.ratio([1.0] * 6, [2.0] * 6).p == pytest.approx(2 / 64)
     assert statistics.ratio([1.0], [1.0]).p == 1.0
+
+
+def test_the_interval_of_a_mean_alone_is_that_of_all_metrics() -> None:
+    values = [float(value) for value in range(40)]
+    stat = statistics.describe([(value,) for value in values])
+    assert stat is not None
+    assert statistics.mean_interval(values) == pytest.approx(stat.intervals["mean"], rel=0.05)
+    assert statistics.mean_interval([3.0]) == (3.0, 3.0)

@@ -28,6 +28,12 @@ def count(value: float) -> str:
     return f"{value / 1000:g}k" if value >= 10_000 else f"{value:g}"
 
 
+def bytes_of(value: float) -> str:
+    """Bytes, as a tick: decimal units, so that round numbers are."""
+    power = next(power for power in (9, 6, 3, 0) if abs(value) >= 10**power or not power)
+    return f"{value / 10**power:g} {({9: 'GB', 6: 'MB', 3: 'kB', 0: 'B'})[power]}"
+
+
 def clock(value: float) -> str:
     """Seconds of a run, as a tick."""
     return f"{value:g} s"

@@ -200,3 +200,13 @@ def stack(rows: Sequence[tuple[str, Sequence[tuple[str, float, str]]]]) -> str:
         )
         made.append(f'<div class="bar"><b>{escape(label)}</b><span>{cells}</span></div>')
     return f'<div class="bars">{"".join(made)}</div>'
+
+
+def lengths(rows: Sequence[tuple[str, float, str, str]]) -> str:
+    """Horizontal bars of (label, share 0 to 1 of the longest, words, colour)."""
+    made = [
+        f'<div class="bar"><b>{escape(label)}: {escape(words)}</b>'
+        f'<span><i class="{colour}" style="width:{share * 100:.2f}%"></i></span></div>'
+        for label, share, words, colour in rows
+    ]
+    return f'<div class="bars">{"".join(made)}</div>'

@@ -24,6 +24,15 @@ def rate(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def size(amount: float) -> str:
+    """Bytes, in the binary unit that leaves few digits."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(amount) < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
 def latencies(run: Measured) -> list[list[str]]:
     """The table's rows under `HEADS`."""
     rows = []
