@@ -228,19 +228,21 @@ def _memory(found: Context) -> list[Finding]:
 def _beliefs(found: Context) -> list[Belief]:
     if len(found.lengths) < 2:
         return []
-    powers = [
-        exponent([(one.tokens_in, getattr(one.ttft, side)) for one in found.lengths])
-        for side in ("value", "low", "high")
-    ]
+    first, last = found.lengths[0], found.lengths[-1]
+    power = exponent([(one.tokens_in, one.ttft.value) for one in found.lengths])
+    low, high = (  # of the ends alone, each at the worst end of its interval
+        exponent([(first.tokens_in, begin), (last.tokens_in, end)])
+        for begin, end in ((first.ttft.high, last.ttft.low), (first.ttft.low, last.ttft.high))
+    )
     said = (
-        f"Over these lengths it grew as tokens to the power {powers[0]:.2f}: 1 is in proportion, 2 the square, and "
-        "the bar is 1.5. Attention's part of the work grows with the square, that of the products with weights in "
-        "proportion."
+        f"Over these lengths it grew as tokens to the power {power:.2f} ({low:.2f} to {high:.2f}): 1 is in "
+        "proportion, 2 the square, and the bar is 1.5. Attention's part of the work grows with the square, that of "
+        "the products with weights in proportion."
     )
     return [
         Belief(
             "The wait for the first token grows with the square of the prompt.",
-            judge(min(powers), max(powers), 1.5),
+            judge(low, high, 1.5),
             said,
         )
     ]
