@@ -34,6 +34,8 @@ app = typer.Typer(
     help="Experiments that show how serving works, on any model.", no_args_is_help=True, rich_markup_mode="rich"
 )
 
+EXAMPLES = ("gpt-4o-mini", "claude-sonnet-4.5")
+"""APIs of the catalogue whose prices are shown where none is named."""
 NAMES = {
     "shapes": "Short and long prompts and answers: where a request's time goes.",
     "batch": "1, 4 and 8 requests at once: what all gain and each one loses.",
@@ -256,21 +258,24 @@ def _starter(asked: _Asked, path: Path) -> Callable[[Sequence[str]], AbstractCon
 
 def _prices(given: Sequence[str]) -> dict[str, Api]:
     from tailrace.ledger import price
-    from tailrace.measure.lab.prices import EXAMPLES
+    from tailrace.twin.catalogue import prices
 
     made = {}
-    for text in given:
+    for text in given or EXAMPLES:
         name, equals, amounts = text.partition("=")
+        if not equals:
+            made[name] = prices.load().api(name)
+            continue
         try:
             numbers = [float(part) for part in amounts.split("/")]
         except ValueError:
             numbers = []
-        if not name or not equals or len(numbers) not in (2, 3) or not all(0 <= one < 1e6 for one in numbers):
+        if not name or len(numbers) not in (2, 3) or not all(0 <= one < 1e6 for one in numbers):
             raise InvalidInput(
                 f"--api is as in some-api=0.15/0.60 or some-api=0.15/0.075/0.60, not {text!r}", param="api"
             )
         made[name] = price.Api(numbers[0], numbers[-1], numbers[1] if len(numbers) == 3 else None, source="--api")
-    return made or EXAMPLES
+    return made
 
 
 def _machine() -> str:

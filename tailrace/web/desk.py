@@ -157,10 +157,14 @@ class Desk:
 
     async def prices(self, exchange: Exchange) -> None:
         """GET prices: public prices of devices, as `tailrace cost --prices` prints them."""
-        from tailrace.ledger.price import rents
+        from tailrace.twin.catalogue import prices
 
         Query(exchange, ())
-        await answer(exchange, {"prices": [one._asdict() for one in rents()]})
+        rents = prices.load().of()
+        shown = [
+            {"device": r.device, "usd_per_hour": r.usd_per_hour, "seller": r.seller, "date": r.read} for r in rents
+        ]
+        await answer(exchange, {"prices": shown})
 
     def _running(self) -> Live:
         if self.live is None:

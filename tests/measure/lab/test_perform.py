@@ -12,9 +12,9 @@ from tailrace.measure.lab import page
 from tailrace.measure.lab.experiment import Belief, Finding, Lesson, Mark, Table, Verdict
 from tailrace.measure.lab.experiments import EXPERIMENTS
 from tailrace.measure.lab.perform import Chapter, Report, perform
-from tailrace.measure.lab.prices import EXAMPLES
 from tailrace.measure.lab.stand import Stand
 from tailrace.terms import TailraceError
+from tailrace.twin.catalogue.prices import builtin
 from tests.measure import mock
 from tests.measure.mock import Mock, running
 
@@ -22,7 +22,7 @@ BY_NAME = {one.name: one for one in EXPERIMENTS}
 
 
 def performed(server: Mock, *names: str) -> list[Chapter]:
-    stand = Stand("mock", 0.05, url=server.url, prices=EXAMPLES)
+    stand = Stand("mock", 0.05, url=server.url, prices=builtin().apis)
     return drive(perform([BY_NAME[name] for name in names], stand))
 
 
