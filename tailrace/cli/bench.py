@@ -19,7 +19,7 @@ from tailrace.terms import InvalidInput
 if TYPE_CHECKING:
     from tailrace.cli.benchplan import More
     from tailrace.measure.bench import Bed
-    from tailrace.measure.load import Plan
+    from tailrace.measure.counting import Plan
     from tailrace.measure.result import Bench
     from tailrace.measure.slo import Slo
     from tailrace.workload.spec import Workload
@@ -250,7 +250,7 @@ def command(
         return
     from tailrace.cli import benchplan, benchshow
 
-    outs = [_suffix(path) for path in out or []]
+    outs = [checked(path) for path in out or []]
     if imported:
         from tailrace.measure import importing
 
@@ -267,7 +267,7 @@ def command(
             signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have us started with it ignored
         bench = _run(what, benchplan.More(sweep, find, against, pairs))
     for path in outs:
-        _write(bench, path)
+        write(bench, path)
     if as_json:
         typer.echo(benchshow.as_json(bench))
     else:
@@ -306,13 +306,15 @@ def _list() -> None:
         print(f"{name:14} {spec.load(name).about}")
 
 
-def _suffix(path: Path) -> Path:
+def checked(path: Path) -> Path:
+    """Where a result may be written. Raises InvalidInput."""
     if path.suffix not in (".json", ".csv", ".html"):
         raise InvalidInput(f"--out {path}: its name ends in .json, .csv or .html, which says what it is", param="out")
     return path
 
 
-def _write(bench: Bench, path: Path) -> None:
+def write(bench: Bench, path: Path) -> None:
+    """A result, as the name of its file says. Raises InvalidInput."""
     from tailrace.measure import result
 
     if path.suffix == ".json":
