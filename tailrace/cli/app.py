@@ -22,6 +22,7 @@ from tailrace.cli import (
     options,
     pull,
     serve,
+    simulate,
     usage,
 )
 
@@ -65,6 +66,7 @@ app.command("serve")(options.command(options.SERVE, serve.run, serve.DOC))
 app.command("chat")(chat.command)
 app.command("generate")(generate.command)
 app.command("bench")(bench.command)
+app.command("simulate")(simulate.command)
 app.command("machine")(machine.command)
 app.command("usage")(usage.command)
 app.command("cost")(cost.command)

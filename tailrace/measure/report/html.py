@@ -128,8 +128,10 @@ def _how(bench: Bench) -> str:
         "Failures are in no latency, and in every share. Intervals are of 95 %, bootstrapped over requests.",
     )
     made = "".join(page.paragraph(text, "soft") for text in definitions)
-    made = f"<h2>How this was measured</h2>{made}"
+    predicted = bench.runs and all(run.source == "predicted" for run in bench.runs)
+    made = f"<h2>How this was {'predicted' if predicted else 'measured'}</h2>{made}"
     if setting:
         made += "<details><summary class=soft>Everything that was set</summary>"
         made += f"<pre class=wide>{escape(setting)}</pre></details>"
-    return made + f"<footer>Measured from outside by tailrace bench {escape(bench.version)}.</footer>"
+    how = "Predicted by tailrace simulate" if predicted else "Measured from outside by tailrace bench"
+    return made + f"<footer>{how} {escape(bench.version)}.</footer>"
