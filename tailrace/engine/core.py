@@ -40,7 +40,7 @@ from tailrace.engine.scheduler import Scheduler
 from tailrace.engine.spec import AdapterSpec
 from tailrace.engine.transfer import Offered, Transfers
 from tailrace.engine.watch import StopWatch
-from tailrace.kv.prefix import Digest, Node, page_digest
+from tailrace.kv.prefix import Digest, Node, PageChain, page_digest
 from tailrace.kv.tiers import PageKey, key_of
 from tailrace.terms import Event, EventKind, TailraceError
 
@@ -347,8 +347,8 @@ class EngineCore:
 
     # --- messages
 
-    def submit(self, request: Submit) -> None:
-        """Takes a request in, or refuses it in the next news; never raises."""
+    def submit(self, request: Submit, chain: PageChain | None = None) -> None:
+        """Takes a request in, or refuses it in the next news; never raises. `chain`: see `Scheduler.take`."""
         refusal = self._refusal(request)
         now = self._clock()
         if refusal:
@@ -358,7 +358,7 @@ class EngineCore:
         adapter = self._adapters.find(request.adapter) if self._adapters is not None and request.adapter else None
         if adapter is not None:
             adapter.requests += 1
-        taken = self.scheduler.take(request, now, adapter)
+        taken = self.scheduler.take(request, now, adapter, chain)
         self._held[taken.id] = taken
         if request.params.stop and self._token_bytes is not None:
             self._watches[taken.id] = StopWatch(self._token_bytes, request.params)

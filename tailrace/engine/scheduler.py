@@ -157,9 +157,12 @@ class Scheduler:
 
     # --- requests come and go
 
-    def take(self, submit: Submit, now: float, adapter: LoadedAdapter | None = None) -> Request:
-        """Puts a checked request into the waiting queue."""
-        chain = self.chain(submit, adapter)
+    def take(
+        self, submit: Submit, now: float, adapter: LoadedAdapter | None = None, chain: PageChain | None = None
+    ) -> Request:
+        """Puts a checked request into the waiting queue. `chain`: its own (`chain`), where the caller has looked it
+        up."""
+        chain = chain if chain is not None else self.chain(submit, adapter)
         self._arrivals += 1
         request = Request(submit, seq=self._arrivals, arrived=now, chain=chain, adapter=adapter)
         request.protected = self.config.max_preemptions == 0
@@ -490,7 +493,7 @@ class Scheduler:
         offered = NOTHING
         if chain is not None and not request.scoring:
             limit = min((request.expected - 1) // PAGE_SIZE, len(chain))
-            hits = self.index.match(chain, limit)
+            hits = request.found = self.index.match(chain, limit, request.found)
             self._looked_up += len(hits)
             if len(hits) < limit and chain.digests[len(hits)] in self._computing:
                 request.blocked_on = chain.digests[len(hits)]
@@ -565,7 +568,7 @@ class Scheduler:
         """A waiting request gets its pages, its pins and its slot, and runs. It computes what comes after so many
         pages: those beyond the hits will be loaded."""
         self.index.pin(hits)
-        request.path = hits
+        request.path, request.found = hits, []
         request.pages = [node.page for node in hits]
         self.pool.share(request.pages)
         new = self._pages_wanted(request) - len(hits)

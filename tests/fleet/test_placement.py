@@ -32,7 +32,7 @@ def test_equal_replicas_get_equally_much(name: str) -> None:
     """Those that are idle and know nothing too: else all but one of them would never have anything cached."""
     policy = placement.make(name)
     counts = Counter(policy.place([View(0)] * 4, 100) for _ in range(40))
-    assert counts == {place: 10 for place in range(4)}
+    assert counts == dict.fromkeys(range(4), 10)
 
 
 def test_the_least_loaded_is_the_one_with_the_fewest_requests_and_then_the_least_to_compute() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple, Protocol
@@ -50,6 +51,9 @@ class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="linea
     """Where the numbers are from."""
 
     def __post_init__(self) -> None:
+        for name in ("step", "request", "token", "sample", "read", "pair"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} must be finite")
         if not self.step > 0:
             raise ValueError("step must be above 0: no step takes no time")
 

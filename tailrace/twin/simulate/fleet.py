@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import heapq
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
@@ -15,6 +15,7 @@ from tailrace.backends import PAGE_SIZE
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.protocol import SamplingParams, Submit
 from tailrace.fleet.placement import Placement, View
+from tailrace.kv.prefix import PageChain
 from tailrace.ledger.timeline import Timeline
 from tailrace.terms import InvalidInput
 from tailrace.twin.simulate.cost import StepCost
@@ -108,26 +109,26 @@ class Fleet:
         prompt = self._prompts.prompt(asked.session, asked.number)
         ids = cast("list[int]", prompt)  # a sequence of the same numbers, at an eighth of the memory
         request = Submit(asked.id, ids, SamplingParams(max_tokens=asked.turn.output, ignore_eos=True))
-        replica = self.replicas[self._placement.place(self._views(request, prompt), len(prompt))]
+        chain = self._chain(request, prompt) if self._placement.looks_at_prefixes else None
+        views = [self._view(replica, chain, len(prompt)) for replica in self.replicas]
+        replica = self.replicas[self._placement.place(views, len(prompt))]
         self._open[asked.id] = (asked, replica)
-        replica.give(request, self.now, self._prompts.answer(asked.session, asked.number))
+        replica.give(request, self.now, self._prompts.answer(asked.session, asked.number), chain)
         self._push(replica.due, replica)
 
-    def _views(self, request: Submit, prompt: array[int]) -> Sequence[View]:
-        if not self._placement.looks_at_prefixes:
-            return [View(replica.held, replica.pending) for replica in self.replicas]
+    def _chain(self, request: Submit, prompt: array[int]) -> PageChain | None:
+        """The identities of a prompt's pages, which are the same on all replicas; None where nothing is cached."""
         chain = self.replicas[0].core.scheduler.chain(request)
         if chain is not None:
             chain.extend(prompt.tobytes())
-        views = []
-        for replica in self.replicas:
-            replica.advance(self.now)
-            cached = 0
-            if chain is not None:
-                limit = (len(prompt) - 1) // PAGE_SIZE
-                cached = PAGE_SIZE * len(replica.core.scheduler.index.match(chain, limit))
-            views.append(View(replica.held, replica.pending, cached))
-        return views
+        return chain
+
+    def _view(self, replica: Replica, chain: PageChain | None, tokens: int) -> View:
+        if chain is None:
+            return View(replica.held, replica.pending)
+        replica.advance(self.now)
+        found = replica.core.scheduler.index.match(chain, (tokens - 1) // PAGE_SIZE)
+        return View(replica.held, replica.pending, PAGE_SIZE * len(found))
 
 
 @contextmanager

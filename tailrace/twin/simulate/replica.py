@@ -9,6 +9,7 @@ from math import inf
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.core import EngineCore
 from tailrace.engine.protocol import Submit
+from tailrace.kv.prefix import PageChain
 from tailrace.ledger.book import Book
 from tailrace.ledger.timeline import Timeline
 from tailrace.terms import Event, EventKind, InvalidInput
@@ -58,16 +59,17 @@ class Replica:
         self.busy = 0.0
         """Seconds of the steps that have ended."""
         self._at_once = at_once
-        self._arrived: deque[Submit] = deque()
+        self._arrived: deque[tuple[Submit, PageChain | None]] = deque()
         self._ends: list[float] = []  # of the step that runs, and of those after it that are like it
 
-    def give(self, request: Submit, at: float, answer: int) -> None:
-        """A request arrives, whose answer consists of this token. It is taken in when the step that runs has ended."""
+    def give(self, request: Submit, at: float, answer: int, chain: PageChain | None = None) -> None:
+        """A request arrives, whose answer consists of this token. It is taken in when the step that runs has ended.
+        `chain`: see `Scheduler.take`."""
         self.advance(at)
         self.device.answers[request.request] = answer
         self.book.open(request.request, at, keep_times=True)
         self.book.add([Event(request.request, EventKind.SUBMITTED, at)])
-        self._arrived.append(request)
+        self._arrived.append((request, chain))
         if self._ends:
             del self._ends[1:]
             self.due = self._ends[0]
@@ -101,12 +103,12 @@ class Replica:
     def pending(self) -> int:
         """Prompt tokens that it has yet to compute, as far as is known: none of those that wait may be cached."""
         scheduler = self.core.scheduler
-        waiting = sum(r.expected for r in scheduler.waiting.values()) + sum(len(r.prompt) for r in self._arrived)
+        waiting = sum(r.expected for r in scheduler.waiting.values()) + sum(len(r.prompt) for r, _ in self._arrived)
         return waiting + sum(r.todo for r in scheduler.running if not r.decoding)
 
     def _take_in(self) -> None:
         while self._arrived:
-            self.core.submit(self._arrived.popleft())
+            self.core.submit(*self._arrived.popleft())
 
     def _step(self) -> None:
         """The running step ends, where there is one, and the next begins, where there is anything to do."""
