@@ -48,7 +48,9 @@ def test_a_trace_on_two_replicas(run: Run, cost: str, tmp_path: Path) -> None:
     saved = json.loads(files["json"].read_text())
     assert [one["source"] for one in saved["runs"]] == ["predicted"]
     assert len(files["csv"].read_text().splitlines()) == 13
-    assert "Predicted by tailrace simulate" in files["html"].read_text()
+    page = files["html"].read_text()
+    assert "<h1>Prediction: trace on tailrace</h1>" in page
+    assert "Predicted by tailrace simulate" in page
 
 
 def test_what_is_wrong_is_said(run: Run, cost: str, tmp_path: Path) -> None:

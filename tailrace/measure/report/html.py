@@ -24,7 +24,8 @@ TITLES = {
 def html(bench: Bench) -> str:
     """One self-contained page."""
     first = bench.runs[0] if bench.runs else None
-    title = f"{TITLES[bench.kind]}: {first.workload} on {first.model}" if first is not None else TITLES[bench.kind]
+    kind = "Prediction" if _predicted(bench) else TITLES[bench.kind]
+    title = f"{kind}: {first.workload} on {first.model}" if first is not None else kind
     parts = [f"<h1>{escape(title)}</h1>"]
     if first is not None:
         when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(first.began)) if first.began else ""
@@ -39,6 +40,11 @@ def html(bench: Bench) -> str:
             parts += _run(bench, run, alone=len(bench.runs) == 1)
     parts.append(_how(bench))
     return page.page(title, "".join(parts))
+
+
+def _predicted(bench: Bench) -> bool:
+    """Whether nothing in it was measured."""
+    return bool(bench.runs) and all(run.source == "predicted" for run in bench.runs)
 
 
 def _run(bench: Bench, run: Measured, *, alone: bool) -> list[str]:
@@ -128,7 +134,7 @@ def _how(bench: Bench) -> str:
         "Failures are in no latency, and in every share. Intervals are of 95 %, bootstrapped over requests.",
     )
     made = "".join(page.paragraph(text, "soft") for text in definitions)
-    predicted = bench.runs and all(run.source == "predicted" for run in bench.runs)
+    predicted = _predicted(bench)
     made = f"<h2>How this was {'predicted' if predicted else 'measured'}</h2>{made}"
     if setting:
         made += "<details><summary class=soft>Everything that was set</summary>"
