@@ -15,8 +15,9 @@ from collections.abc import Sequence
 import uvloop
 
 from tailrace.measure import load
+from tailrace.measure.counting import Plan
 from tailrace.measure.http import Pool, more_files
-from tailrace.measure.load import Plan, Run
+from tailrace.measure.load import Run
 from tailrace.measure.summary import summarise
 from tailrace.measure.target import Target
 from tailrace.workload import make, spec

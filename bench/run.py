@@ -97,6 +97,7 @@ BENCHES: dict[str, tuple[str, str, Callable[[Any, Setting], None]]] = {
     "kvdisk": ("kvdisk", "KV on disk", lambda m, s: m.run(s.ours, max(4, s.args.repeats), s.workloads(m.PARTS))),
     "kvvalkey": ("kvdisk", "KV in Valkey", lambda m, s: m.run_valkey(s.ours, max(4, s.args.repeats))),
     "quota": ("quota", "Under a CPU quota", _quota),
+    "simulate": ("simulate", "The simulator", lambda m, s: m.run(s.args.trace, s.workloads(["turns", "prefix"]))),
 }
 """Each measurement, in the order in which they run: its file, its heading, and how it is called."""
 USUAL = ("steps", "quality", "serve", "start")
@@ -115,10 +116,11 @@ def main() -> None:
         default=None,
         help="another server's command, with {port} and {model}; embeddings: a Python that has sentence-transformers",
     )
-    p.add_argument("--workloads", default=None, help="serve, shapes, kvdisk: a comma-separated choice")
+    p.add_argument("--workloads", default=None, help="serve, shapes, kvdisk, simulate: a comma-separated choice")
     p.add_argument("--repeats", type=int, default=3, help="runs of each workload, or turns")
     p.add_argument("--requests", type=int, default=10_000, help="ledgersum: requests")
     p.add_argument("--rows", type=int, default=1_000_000, help="ledgerrows: rows")
+    p.add_argument("--trace", type=Path, default=None, help="simulate: a trace (JSON lines as Mooncake published them)")
     p.add_argument("--starts", type=int, default=10, help="start: starts of each server")
     p.add_argument("--shapes", default="llama-1b-q4_0,llama-1b-q8_0", help="shapes: or mistral-7b-q4_0, ...-q8_0")
     setting = Setting(p.parse_args())

@@ -25,6 +25,7 @@ from tailrace.cli import (
     options,
     pull,
     serve,
+    simulate,
     size,
     ui,
     usage,
@@ -71,6 +72,7 @@ app.command("chat")(chat.command)
 app.command("generate")(generate.command)
 app.command("bench")(bench.command)
 app.command("compare")(compare.command)
+app.command("simulate")(simulate.command)
 app.command("machine")(machine.command)
 app.command("size")(size.command)
 app.command("devices")(devices.command)

@@ -19,7 +19,7 @@ from tailrace.terms import InvalidInput
 if TYPE_CHECKING:
     from tailrace.cli.benchplan import More
     from tailrace.measure.bench import Bed
-    from tailrace.measure.load import Plan
+    from tailrace.measure.counting import Plan
     from tailrace.measure.result import Bench
     from tailrace.measure.slo import Slo
     from tailrace.workload.spec import Workload

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tailrace.measure import slo
-from tailrace.measure.load import Plan
+from tailrace.measure.counting import Plan
 from tailrace.measure.slo import Slo
 from tailrace.models import catalogue
 from tailrace.terms import InvalidInput

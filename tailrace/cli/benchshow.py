@@ -20,7 +20,7 @@ from tailrace.measure.result import Bench, Measured
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tailrace.measure.load import Plan
+    from tailrace.measure.counting import Plan
 
 WIDE = 120
 """Columns that everything takes; in fewer, some are left out."""

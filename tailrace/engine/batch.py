@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,31 @@ class Seen:
                 self.size += 1
             self._counts[at] += 1
         self.length += len(outputs)
+
+
+class Builder(Protocol):
+    """Turns launched plans into what a backend runs; a request has its place from `seat` to `forget`."""
+
+    def seat(self, request: Request) -> None:
+        """The request has been admitted."""
+        ...
+
+    def forget(self, request: Request) -> None:
+        """The request has ended."""
+        ...
+
+    def build(self, plan: Plan) -> Batch:
+        """What computes a plan whose tokens are all known."""
+        ...
+
+    def ahead(self, plan: Plan) -> tuple[Batch, Ends] | None:
+        """What computes the plan that is to follow the one that was built last, all but its tokens, and what must not
+        be drawn for that; None where the backend cannot begin it by itself."""
+        ...
+
+    def follow(self) -> None:
+        """The step of `ahead` runs."""
+        ...
 
 
 class BatchBuilder:

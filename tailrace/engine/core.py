@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tailrace.backends import PAGE_SIZE, Backend, Masks, Pages, Result
 from tailrace.engine.adapters import Adapters
-from tailrace.engine.batch import BatchBuilder, scored_rows, scores
+from tailrace.engine.batch import BatchBuilder, Builder, scored_rows, scores
 from tailrace.engine.config import EngineConfig
 from tailrace.engine.constrain import Grammars
 from tailrace.engine.plan import Chunk, Plan
@@ -40,7 +40,7 @@ from tailrace.engine.scheduler import Scheduler
 from tailrace.engine.spec import AdapterSpec
 from tailrace.engine.transfer import Offered, Transfers
 from tailrace.engine.watch import StopWatch
-from tailrace.kv.prefix import Digest, Node, page_digest
+from tailrace.kv.prefix import Digest, Node, PageChain, page_digest
 from tailrace.kv.tiers import PageKey, key_of
 from tailrace.terms import Event, EventKind, TailraceError
 
@@ -91,7 +91,7 @@ class Flight:
 class EngineCore:
     """Requests in, news out; no processes and no sockets. One thread calls it.
 
-    `clock` is in monotonic seconds.
+    `clock` is in monotonic seconds. `builder`: for a backend that runs something else than arrays.
 
     Requests that cannot be taken are answered with an `Output` of finish "error", whose `error` begins with a code and
     a colon: `overloaded`, `draining`, `context_length_exceeded`, `output_too_long`, `invalid_prompt`,
@@ -115,6 +115,7 @@ class EngineCore:
         transfers: Transfers | None = None,
         grammars: Grammars | None = None,
         adapters: Adapters | None = None,
+        builder: Builder | None = None,
     ) -> None:
         self.config = config
         self.scheduler = Scheduler(config, identity=identity, digest=digest)
@@ -128,7 +129,7 @@ class EngineCore:
         self._token_bytes = token_bytes
         self._clock = clock
         self._backend = backend
-        self._builder = BatchBuilder(
+        self._builder: Builder = builder or BatchBuilder(
             max_running=config.max_running,
             max_context=config.max_context,
             eos_ids=tuple(sorted(self._eos)),
@@ -346,8 +347,8 @@ class EngineCore:
 
     # --- messages
 
-    def submit(self, request: Submit) -> None:
-        """Takes a request in, or refuses it in the next news; never raises."""
+    def submit(self, request: Submit, chain: PageChain | None = None) -> None:
+        """Takes a request in, or refuses it in the next news; never raises. `chain`: see `Scheduler.take`."""
         refusal = self._refusal(request)
         now = self._clock()
         if refusal:
@@ -357,7 +358,7 @@ class EngineCore:
         adapter = self._adapters.find(request.adapter) if self._adapters is not None and request.adapter else None
         if adapter is not None:
             adapter.requests += 1
-        taken = self.scheduler.take(request, now, adapter)
+        taken = self.scheduler.take(request, now, adapter, chain)
         self._held[taken.id] = taken
         if request.params.stop and self._token_bytes is not None:
             self._watches[taken.id] = StopWatch(self._token_bytes, request.params)
@@ -486,6 +487,34 @@ class EngineCore:
             self._events += launched
         self._save_spilled()
         return self._news()
+
+    @property
+    def steady(self) -> int:
+        """How many steps, the running one included, will give each running request one more token and end none, however
+        long they take, where nothing comes in meanwhile. 0: not known. For simulators: see `repeat`."""
+        flight = self._flight
+        if flight is None or flight.stalled or self._next is not None or self._stale or self._outputs or self._events:
+            return 0
+        if self._transfers is not None or self._adapters is not None or self._grammars is not None or self._watches:
+            return 0
+        return self.scheduler.steady(flight.plan)
+
+    def repeat(self, ends: Sequence[float], draw: Callable[[Request, int], Sequence[int]]) -> list[Event]:
+        """Goes through the next steps, at most `steady` of them, as if `step` had been called when each has ended: at
+        `ends`. `draw` gives so many next tokens of a request, none of which may end it. Returns the steps' events."""
+        flight, count = self._flight, len(ends)
+        assert flight is not None
+        names = []
+        for request in (chunk.request for chunk in flight.plan.chunks.values()):
+            request.tokens.extend(draw(request, count))
+            names.append(request.id)
+        begins = [flight.begin, *ends[:-1]]
+        self.scheduler.repeat(flight.plan, begins)
+        self.steps += count
+        self.progress += count * len(names)
+        flight.begin = ends[-1]
+        kind = EventKind.TOKEN
+        return [Event(name, kind, at, begin, 1) for begin, at in zip(begins, ends, strict=True) for name in names]
 
     def _take_in(self, intake: Callable[[], None] | None, now: float) -> None:
         self._backend.hold(False)  # before looking: what comes after that puts it on hold again

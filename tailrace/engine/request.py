@@ -112,6 +112,7 @@ class Request:
         "drafter",
         "expected",
         "finish",
+        "found",
         "hit",
         "id",
         "limit",
@@ -176,6 +177,7 @@ class Request:
         self.pages: list[int] = []  # its block table
         self.tables: list[WindowTable] = []  # and those of the sliding groups of layers
         self.path: list[Node] = []  # the index's nodes of its first pages, pinned
+        self.found: list[Node] = []  # what the index had of it when it was looked up last, while it waits
         self.private = False  # its pages after those cannot be known: equal ones are, or their digests are taken
         self.slot = -1
         self.cached = 0  # prompt tokens that the first admission found

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -157,14 +157,12 @@ class Scheduler:
 
     # --- requests come and go
 
-    def take(self, submit: Submit, now: float, adapter: LoadedAdapter | None = None) -> Request:
-        """Puts a checked request into the waiting queue."""
-        chain = None
-        if self.config.prefix_cache:
-            keys = {"tenant": submit.tenant.encode(), "model": self._identity}
-            if adapter is not None:
-                keys["adapter"] = adapter.digest
-            chain = PageChain(root_digest(keys), PAGE_SIZE, self._digest, adapter.id if adapter is not None else None)
+    def take(
+        self, submit: Submit, now: float, adapter: LoadedAdapter | None = None, chain: PageChain | None = None
+    ) -> Request:
+        """Puts a checked request into the waiting queue. `chain`: its own (`chain`), where the caller has looked it
+        up."""
+        chain = chain if chain is not None else self.chain(submit, adapter)
         self._arrivals += 1
         request = Request(submit, seq=self._arrivals, arrived=now, chain=chain, adapter=adapter)
         request.protected = self.config.max_preemptions == 0
@@ -175,6 +173,16 @@ class Scheduler:
             heapq.heappush(self._deadlines, (request.deadline, request.seq, request))
         self.waiting[request.id] = request
         return request
+
+    def chain(self, submit: Submit, adapter: LoadedAdapter | None = None) -> PageChain | None:
+        """What identifies the pages of a request, none of them as yet; None where it has no part in the prefix index.
+        Equal in all engines of one identity."""
+        if not self.config.prefix_cache:
+            return None
+        keys = {"tenant": submit.tenant.encode(), "model": self._identity}
+        if adapter is not None:
+            keys["adapter"] = adapter.digest
+        return PageChain(root_digest(keys), PAGE_SIZE, self._digest, adapter.id if adapter is not None else None)
 
     def overdue(self, now: float) -> list[Request]:
         """Requests whose deadline has passed and that have not ended; each is returned once."""
@@ -485,7 +493,7 @@ class Scheduler:
         offered = NOTHING
         if chain is not None and not request.scoring:
             limit = min((request.expected - 1) // PAGE_SIZE, len(chain))
-            hits = self.index.match(chain, limit)
+            hits = request.found = self.index.match(chain, limit, request.found)
             self._looked_up += len(hits)
             if len(hits) < limit and chain.digests[len(hits)] in self._computing:
                 request.blocked_on = chain.digests[len(hits)]
@@ -560,7 +568,7 @@ class Scheduler:
         """A waiting request gets its pages, its pins and its slot, and runs. It computes what comes after so many
         pages: those beyond the hits will be loaded."""
         self.index.pin(hits)
-        request.path = hits
+        request.path, request.found = hits, []
         request.pages = [node.page for node in hits]
         self.pool.share(request.pages)
         new = self._pages_wanted(request) - len(hits)
@@ -766,6 +774,62 @@ class Scheduler:
             request = chunk.request
             if chunk.end // PAGE_SIZE > len(request.path):
                 self._publish(request, chunk.end // PAGE_SIZE, plan.inserted, plan.sides)
+
+    # --- steps that are alike
+
+    def steady(self, plan: Plan) -> int:
+        """How many steps, from the launched `plan` on, give each running request one token and end none, however long
+        they take, where nothing comes in meanwhile; 0 where that is not known. All that happens in them is that pages
+        are handed out and become known."""
+        config, count = self.config, len(plan.chunks)
+        queued = bool(self.waiting) and (bool(self._slots) or count > config.decode_share * config.step_tokens)
+        if not plan.plain or queued or self.windows or self.loads or self.preempted or self._deadlines:
+            return 0
+        if not 0 < count == len(self.running) < config.step_tokens:
+            return 0
+        for request, chunk in zip(self.running, plan.chunks.values(), strict=True):
+            if chunk.request is not request or request.drafter is not None or request.constraint is not None:
+                return 0
+        steps = min(r.limit - len(r.tokens) for r in self.running) - 1
+        wanted = sum(max(0, pages_for(r.computed + steps) - len(r.pages)) for r in self.running)
+        if wanted > self.pool.free + self.index.evictable:
+            return min(steps, *(len(r.pages) * PAGE_SIZE - r.computed for r in self.running))
+        return steps
+
+    def repeat(self, plan: Plan, begins: Sequence[float]) -> None:
+        """The launched plan and those after it, which begin at these times, have run: at most `steady` of them. Their
+        tokens are appended already. Leaves `plan` as the one that is launched then."""
+        count = len(begins)
+        turns: list[tuple[int, bool, int, Request]] = []  # step, launched, place in it
+        for place, request in enumerate(self.running):
+            computed, path = request.computed, len(request.path)
+            grown = range(len(request.pages) * PAGE_SIZE - computed, count, PAGE_SIZE)
+            turns += [(step, False, place, request) for step in grown]
+            if self.config.prefix_cache and not request.private:
+                known = range(max(0, (path + 1) * PAGE_SIZE - computed - 1), count, PAGE_SIZE)
+                turns += [(step, True, place, request) for step in known]
+        turns.sort(key=lambda turn: turn[:3])
+        plan.number += count
+        self._number += count
+        plan.admitted, plan.inserted, plan.sides = [], [], []
+        for step, launched, _, request in turns:
+            if launched:
+                last = step == count - 1
+                full = (request.computed + step + 1) // PAGE_SIZE
+                self._publish(request, full, plan.inserted if last else [], plan.sides)
+                continue
+            self.index.advance(begins[step])
+            if not self._grow(request, plan):
+                raise AssertionError("no page for a step that was to be like the one before it")
+        for place, chunk in enumerate(plan.chunks.values()):
+            request = chunk.request
+            chunk.begin += count
+            chunk.end += count
+            request.computed += count
+            request.expected += count
+            request.turn = plan.number << 16 | place
+        for request in self.waiting.values():
+            request.cause = "slots"
 
     def _publish(self, request: Request, full: int, inserted: list[Node], given: list[Side]) -> None:
         """Makes the request's first `full` pages known; adds to `inserted` the nodes of those that were not, and to

@@ -197,16 +197,19 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def match(self, chain: PageChain, limit: int) -> list[Node]:
+    def match(self, chain: PageChain, limit: int, before: Sequence[Node] = ()) -> list[Node]:
         """The longest usable path of the chain's first `limit` pages. No side effects: the nodes may be evicted as soon
-        as anything else is called but `pin`."""
+        as anything else is called but `pin`. `before` is what an earlier match of the chain gave here: as much of it
+        as is still known is not looked up again."""
         tree = self._trees.get(chain.root)
-        path: list[Node] = []
+        path = list(before[:limit])
+        while path and not path[-1].alive:  # leaves go first: those before a page that is known are too
+            path.pop()
         if tree is None:
             return path
-        parent = tree.root
+        parent = path[-1] if path else tree.root
         known, tokens = self._nodes, chain.tokens
-        for at, digest in enumerate(chain.digests[:limit] if limit < len(chain.digests) else chain.digests):
+        for at, digest in enumerate(chain.digests[len(path) : limit], len(path)):
             node = known.get(digest)
             if node is None or node.parent is not parent or node.tokens != tokens[at]:
                 break

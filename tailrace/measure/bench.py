@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tailrace.measure import load, statistics
+from tailrace.measure.counting import Plan
 from tailrace.measure.http import Pool
-from tailrace.measure.load import Plan
 from tailrace.measure.record import Record
 from tailrace.measure.result import Difference, Found, Knee, Measured
 from tailrace.measure.slo import Slo

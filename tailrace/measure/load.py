@@ -9,38 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from itertools import chain
 
 import msgspec
 
+from tailrace.measure.counting import Counting, Plan
 from tailrace.measure.exchange import Exchange
 from tailrace.measure.http import Pool
 from tailrace.measure.record import Outcome, Record
 from tailrace.measure.target import Target
 from tailrace.measure.watch import Client, Watch
 from tailrace.workload import arrivals as arriving
-from tailrace.workload.arrivals import Arrivals, Closed, Recorded
+from tailrace.workload.arrivals import Closed, Recorded
 from tailrace.workload.session import Session, Turn
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How much is measured: `sessions`, or those that begin within `seconds`; both None takes all there are. Before
-    that come `warmup` sessions, or those of the first `warmup_seconds`. `timeout` is for a whole request. `sustain`:
-    whether the load goes on until the last measured request has ended."""
-
-    arrivals: Arrivals
-    sessions: int | None = None
-    seconds: float | None = None
-    warmup: int = 0
-    warmup_seconds: float = 0.0
-    timeout: float = 600.0
-    sustain: bool = True
-    seed: int = 0
 
 
 class Run(msgspec.Struct):
@@ -60,19 +43,6 @@ class Run(msgspec.Struct):
         return [record for record in self.records if record.measured]
 
 
-@dataclass
-class _State:
-    """Where a run stands."""
-
-    start: float
-    records: list[Record] = field(default_factory=list)
-    outstanding: int = 0
-    complete: bool = False  # no more measured sessions will begin
-    begun: float | None = None  # of the first measured one
-    idle_from: float | None = None  # the load is no longer what it was meant to be
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 Observe = Callable[[Record], object]
 
 
@@ -88,20 +58,22 @@ class _Load:
         self._pool, self._target, self._plan, self._observe = pool, target, plan, observe
         self._sessions = sessions
         self._watch = Watch()
-        self._number = 0
-        self._state = _State(time.perf_counter())
+        self._start = time.perf_counter()
+        self._over = asyncio.Event()
+        self._counting = Counting(plan, self._over.set)
+        self._records: list[Record] = []
 
     async def run(self) -> Run:
         plan, began, interrupted = self._plan, time.time(), False
         if isinstance(plan.arrivals, Recorded | Closed):
             first = next(self._sessions, None)  # a trace is opened, or found wanting, before the clock runs
             self._sessions = chain(() if first is None else (first,), self._sessions)
-        state = self._state = _State(time.perf_counter())
+        self._start = time.perf_counter()
         self._watch.start()
         source = asyncio.create_task(
             self._closed(plan.arrivals.concurrency) if isinstance(plan.arrivals, Closed) else self._open()
         )
-        over = asyncio.create_task(state.over.wait())
+        over = asyncio.create_task(self._over.wait())
         try:
             await asyncio.wait((source, over), return_when=asyncio.FIRST_COMPLETED)
             if source.done():
@@ -109,76 +81,39 @@ class _Load:
         except asyncio.CancelledError:
             interrupted = True
         now = self._now()
-        client = self._watch.stop([record for record in state.records if record.measured])
+        client = self._watch.stop([record for record in self._records if record.measured])
         for task in (source, over):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         if interrupted:
-            for record in state.records:
+            for record in self._records:
                 record.measured &= record.outcome is not Outcome.STOPPED
-        return Run(began, self._window(now), state.records, client, interrupted, not isinstance(plan.arrivals, Closed))
+        return Run(
+            began, self._counting.window(now), self._records, client, interrupted, not isinstance(plan.arrivals, Closed)
+        )
 
     def _now(self) -> float:
-        return time.perf_counter() - self._state.start
+        return time.perf_counter() - self._start
 
     async def _until(self, at: float) -> None:
         """Not a moment before, where the event loop's timers are of whole milliseconds."""
         while (wait := at - self._now()) > 0:
             await asyncio.sleep(wait)
 
-    def _window(self, now: float) -> tuple[float, float]:
-        """From the first measured session until the load falls; until the end where it fell at once."""
-        begin = self._state.begun if self._state.begun is not None else 0.0
-        end = self._state.idle_from if self._state.idle_from is not None else now
-        return (begin, end) if end - begin > (now - begin) / 2 else (begin, now)
-
     # --- which sessions ---------------------------------------------------------------------------------------------
 
     def _take(self) -> Session | None:
         """The next session; None where there is none or no more is needed."""
-        if self._state.complete and not self._plan.sustain:
-            return None
-        return next(self._sessions, None)
-
-    def _measures(self, at: float) -> bool:
-        """Whether the session that begins at that time is measured; takes note of it."""
-        plan, state, number = self._plan, self._state, self._number
-        self._number += 1
-        late = number >= plan.warmup and at >= plan.warmup_seconds
-        if late and state.begun is None:
-            state.begun = at
-        first = state.begun if state.begun is not None else at
-        over_time = plan.seconds is not None and at >= first + plan.seconds
-        left = math.inf if plan.sessions is None else plan.warmup + plan.sessions - number
-        if over_time or left <= 0:
-            late = False
-            self._enough()
-        elif left == 1:
-            state.complete = True  # this is the last
-        state.outstanding += late
-        return late
-
-    def _enough(self) -> None:
-        """No more measured sessions will begin."""
-        self._state.complete = True
-        if not self._state.outstanding:
-            self._state.over.set()
-
-    def _ended(self) -> None:
-        """A measured session has ended."""
-        self._state.outstanding -= 1
-        if self._state.complete and not self._state.outstanding:
-            self._state.over.set()
+        return next(self._sessions, None) if self._counting.more() else None
 
     # --- when they begin --------------------------------------------------------------------------------------------
 
     async def _closed(self, concurrency: int) -> None:
         async def user() -> None:
             while (session := self._take()) is not None:
-                await self._session(session, None, self._measures(self._now()))
-            if self._state.idle_from is None:
-                self._state.idle_from = self._now()
+                await self._session(session, None, self._counting.begins(self._now()))
+            self._counting.falls(self._now())
 
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
@@ -188,10 +123,10 @@ class _Load:
 
     async def _stop_after(self, seconds: float) -> None:
         """A closed loop over a time whose sessions are longer than it is still ends."""
-        while self._state.begun is None:
+        while self._counting.begun is None:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(max(0.0, self._state.begun + seconds - self._now()))
-        self._enough()
+        await asyncio.sleep(max(0.0, self._counting.begun + seconds - self._now()))
+        self._counting.enough()
 
     async def _open(self) -> None:
         plan = self._plan
@@ -204,12 +139,11 @@ class _Load:
                 else:
                     assert isinstance(plan.arrivals, Recorded)
                     due = (session.at or 0.0) / plan.arrivals.speed
-                measured = self._measures(due)
+                measured = self._counting.begins(due)
                 body = self._request(session.turns[0], {})  # made before it is due
                 await self._until(due)
                 group.create_task(self._session(session, due, measured, body))
-            self._state.idle_from = self._now()
-            self._state.complete = True
+            self._counting.falls(self._now())
 
     # --- one session ------------------------------------------------------------------------------------------------
 
@@ -221,7 +155,7 @@ class _Load:
                 await self._turns(session, due, measured, body)
         finally:
             if measured:
-                self._ended()
+                self._counting.ended()
 
     async def _turns(self, session: Session, due: float | None, measured: bool, body: bytes | None) -> None:
         answers: dict[int, str] = {}
@@ -247,7 +181,7 @@ class _Load:
     def _record(self, session: Session, number: int, due: float | None, measured: bool) -> Record:
         turn = session.turns[number]
         record = Record(session.number, number, measured, turn.input, turn.output, due=due)
-        self._state.records.append(record)
+        self._records.append(record)
         return record
 
     def _request(self, turn: Turn, answers: dict[int, str]) -> bytes:
@@ -260,7 +194,7 @@ class _Load:
         """One request; when it ended, None where it failed."""
         record = self._record(session, number, due, measured)
         kept = len(session.turns) > 1 and self._target.form == "text"
-        exchange = Exchange(record, self._state.start, keep_text=kept, marked=self._target.marked)
+        exchange = Exchange(record, self._start, keep_text=kept, marked=self._target.marked)
         if request is None:
             request = self._request(session.turns[number], answers)
         self._watch.one_more()

@@ -47,6 +47,10 @@ class Client(msgspec.Struct, frozen=True):
         return found
 
 
+UNKNOWN = Client(cpu=0.0, lag_p99=0.0, lag_max=0.0, dispatch_p99=None, dispatch_max=None, most_in_flight=0)
+"""Of a run that had no client, or whose client said nothing of itself."""
+
+
 class Watch:
     """Looks at the event loop every 20 ms while it runs."""
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.kv.prefix import root_digest
+from tailrace.kv.prefix import Node, root_digest
 from tests.kv.support import PAGE, ROOT, Cache, Held
 
 
@@ -268,3 +268,33 @@ def test_pages_and_pins_always_balance(verbs: list[tuple[str, list[int], int]]) 
         cache.let_go(one)
     cache.index.reset()
     assert cache.pool.free == 24
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["remember", "evict", "reset", "look"]),
+            st.lists(st.integers(0, 2), min_size=1, max_size=6),
+            st.integers(0, 5),
+        ),
+        max_size=60,
+    )
+)
+def test_a_match_goes_on_from_an_earlier_one_whatever_was_forgotten_meanwhile(
+    verbs: list[tuple[str, list[int], int]],
+) -> None:
+    cache = Cache(12)
+    earlier: dict[tuple[int, ...], list[Node]] = {}
+    for verb, kinds, count in verbs:
+        tokens = [kind for kind in kinds for _ in range(PAGE)]
+        if verb == "remember":
+            cache.remember(tokens)
+        elif verb == "evict":
+            cache.index.evict(count)
+        elif verb == "reset":
+            cache.index.reset()
+        chain = cache.chain(tokens)
+        found = cache.index.match(chain, count, earlier.get(tuple(kinds), []))
+        assert found == cache.index.match(chain, count)
+        earlier[tuple(kinds)] = found

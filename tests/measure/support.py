@@ -8,8 +8,9 @@ from typing import Any
 import uvloop
 
 from tailrace.measure import load
+from tailrace.measure.counting import Plan
 from tailrace.measure.http import Pool
-from tailrace.measure.load import Plan, Run
+from tailrace.measure.load import Run
 from tailrace.measure.record import Outcome, Record
 from tailrace.measure.target import Target
 from tailrace.measure.watch import Client

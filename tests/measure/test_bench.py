@@ -13,8 +13,8 @@ import uvloop
 
 from tailrace.measure import bench, importing, probe, result
 from tailrace.measure.bench import Bed
+from tailrace.measure.counting import Plan
 from tailrace.measure.http import Pool
-from tailrace.measure.load import Plan
 from tailrace.measure.result import Bench, Measured
 from tailrace.measure.slo import Slo
 from tailrace.measure.summary import summarise

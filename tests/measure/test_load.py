@@ -15,8 +15,8 @@ import pytest
 import uvloop
 
 from tailrace.measure import load, metrics
+from tailrace.measure.counting import Plan
 from tailrace.measure.http import Pool
-from tailrace.measure.load import Plan
 from tailrace.measure.record import Outcome, Record
 from tailrace.measure.summary import summarise
 from tailrace.measure.target import Fit, Target

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tailrace.measure import bench
-from tailrace.measure.load import Plan
+from tailrace.measure.counting import Plan
 from tailrace.measure.report import svg, words
 from tailrace.measure.report.html import html
 from tailrace.measure.result import Bench

@@ -15,9 +15,8 @@ from tailrace.measure.record import Outcome, Record
 from tailrace.measure.result import Measured
 from tailrace.measure.statistics import QUANTILES, Stat
 from tailrace.measure.summary import Rates, Shape, Summary, summarise
-from tailrace.measure.watch import Client
+from tailrace.measure.watch import UNKNOWN
 
-UNKNOWN = Client(cpu=0.0, lag_p99=0.0, lag_max=0.0, dispatch_p99=None, dispatch_max=None, most_in_flight=0)
 MS = 1e-3
 
 

@@ -25,7 +25,7 @@ TITLES = {
 def html(bench: Bench) -> str:
     """One self-contained page."""
     first = bench.runs[0] if bench.runs else None
-    title = TITLES[bench.kind]
+    title = "Prediction" if _predicted(bench) else TITLES[bench.kind]
     if first is not None:
         title += f": {first.workload}" + ("" if bench.kind == "engines" else f" on {first.model}")
     parts = [f"<h1>{escape(title)}</h1>"]
@@ -45,6 +45,11 @@ def html(bench: Bench) -> str:
             parts += _run(bench, run, alone=len(bench.runs) == 1)
     parts.append(_how(bench))
     return page.page(title, "".join(parts))
+
+
+def _predicted(bench: Bench) -> bool:
+    """Whether nothing in it was measured."""
+    return bool(bench.runs) and all(run.source == "predicted" for run in bench.runs)
 
 
 def _run(bench: Bench, run: Measured, *, alone: bool) -> list[str]:
@@ -134,9 +139,11 @@ def _how(bench: Bench) -> str:
         "Failures are in no latency, and in every share. Intervals are of 95 %, bootstrapped over requests.",
     )
     made = "".join(page.paragraph(text, "soft") for text in definitions)
-    made = f"<h2>How this was measured</h2>{made}"
+    predicted = _predicted(bench)
+    made = f"<h2>How this was {'predicted' if predicted else 'measured'}</h2>{made}"
     if setting:
         made += "<details><summary class=soft>Everything that was set</summary>"
         made += f"<pre class=wide>{escape(setting)}</pre></details>"
     command = "compare" if bench.kind == "engines" else "bench"
-    return made + f"<footer>Measured from outside by tailrace {command} {escape(bench.version)}.</footer>"
+    how = "Predicted by tailrace simulate" if predicted else f"Measured from outside by tailrace {command}"
+    return made + f"<footer>{how} {escape(bench.version)}.</footer>"
