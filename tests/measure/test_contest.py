@@ -16,9 +16,9 @@ from tailrace.deploy import machine, processes
 from tailrace.deploy.engines.driver import Command, Found, Gauges, Options
 from tailrace.deploy.local import Replica
 from tailrace.measure import gauges, statistics
+from tailrace.measure.counting import Plan
 from tailrace.measure.engines import judge, sizes, turns
 from tailrace.measure.engines.turns import Contest, Entrant, Setup
-from tailrace.measure.load import Plan
 from tailrace.measure.record import Outcome
 from tailrace.measure.report import html
 from tailrace.measure.result import Bench, Decision, Measured, Side, Turn

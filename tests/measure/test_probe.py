@@ -5,8 +5,8 @@ from __future__ import annotations
 import uvloop
 
 from tailrace.measure import probe
+from tailrace.measure.counting import Plan
 from tailrace.measure.http import Pool
-from tailrace.measure.load import Plan
 from tailrace.measure.record import Outcome
 from tailrace.measure.target import Target
 from tailrace.workload.arrivals import Closed

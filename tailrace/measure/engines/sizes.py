@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from tailrace.measure.load import Plan
+from tailrace.measure.counting import Plan
 from tailrace.workload import make
 from tailrace.workload.arrivals import Closed
 from tailrace.workload.spec import Workload

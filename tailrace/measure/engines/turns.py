@@ -20,9 +20,9 @@ from tailrace.deploy.engines.driver import Driver, Found, Options
 from tailrace.deploy.local import START_LIMIT, Replica
 from tailrace.measure import bench, gauges, probe
 from tailrace.measure.bench import Bed, Observe
+from tailrace.measure.counting import Plan
 from tailrace.measure.exchange import Exchange
 from tailrace.measure.http import Pool
-from tailrace.measure.load import Plan
 from tailrace.measure.record import Outcome, Record
 from tailrace.measure.result import Measured, Side, Turn
 from tailrace.measure.slo import Slo

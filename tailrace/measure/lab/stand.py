@@ -14,9 +14,10 @@ import msgspec
 
 from tailrace.ledger import price
 from tailrace.measure import load, metrics, probe
+from tailrace.measure.counting import Plan
 from tailrace.measure.http import Pool
 from tailrace.measure.lab.inside import Inside
-from tailrace.measure.load import Plan, Run
+from tailrace.measure.load import Run
 from tailrace.measure.record import Outcome, Record
 from tailrace.measure.target import Api, Target
 from tailrace.terms import TailraceError
