@@ -67,8 +67,9 @@ template <int T> TR_INLINE void tile_load(const void *p, int64_t apart) { asm vo
 template <int T> TR_INLINE void tile_store(float *p) { asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(int64_t(64)), "i"(T) : "memory"); }
 template <int SUM, int X, int WEIGHTS> TR_INLINE void tile_dot() { asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUM), "i"(X), "i"(WEIGHTS)); }
 
-// Keeps instructions that write a tile from following each other closely. A core whose other thread is busy has no tile registers to
-// spare: one such instruction right behind another then takes 15 ns, four apart from each other 5 each.
+// Between instructions that write a tile. Where a core's other thread is busy, one of them right behind another takes 8 to 17 ns,
+// as if there were no tile registers to spare, and holds up all that comes after; with some ten others in between, 5. Where it is
+// not, this costs nothing (docs/performance.md).
 TR_INLINE void space() { asm volatile(".rept 10\n\tnop\n\t.endr"); }
 
 // Block b of a row: 32 values to bf16. Of every four, the second and the third change places, as a byte's two halves of a word do
@@ -201,8 +202,7 @@ inline void write_sums(const float *sums, const Output &out, int64_t row, int64_
 // `tiles` tiles, SIDE at a time, for up to sixteen rows of as many as the tiles are configured for, or (GROUPS 2) up to sixteen
 // more. Each block is multiplied with once, soon after it has been widened.
 //
-// Instructions that write a tile stand apart, some widening between them: a core whose other thread is busy has no tile registers
-// to spare, and one such instruction right behind another stops all that comes after them for 15 ns.
+// Instructions that write a tile stand apart, some widening between them, for the reason of `space`.
 template <Quants Q, int GROUPS, int SIDE>
 void few_rows(const uint8_t *weights, int64_t blocks, int64_t tiles, const Quantised &x, int64_t row, int64_t rows, const Output &out, int64_t to) {
     constexpr int LEAD = 2 / SIDE, RING = 2 * LEAD; // blocks that are widened before they are multiplied, and that lie there
