@@ -34,11 +34,14 @@ inline void page_scores(const uint16_t *q, int64_t, int head_dim, const uint16_t
 #define TR_OP(P)               \
     if (P < pages) {           \
         TR_LOAD(5, keys[P] + d * PAGE, 64); \
+        space();               \
         asm volatile("tdpbf16ps %%tmm5, %%tmm4, %%tmm" #P : :); \
+        space();               \
     }
     asm volatile("tilezero %%tmm0\n\ttilezero %%tmm1\n\ttilezero %%tmm2\n\ttilezero %%tmm3" : :);
     for (int d = 0; d < head_dim; d += 32) {
         TR_LOAD(4, q + d, sizeof(uint16_t) * size_t(head_dim));
+        space();
         TR_FOUR(TR_OP)
     }
 #undef TR_OP
@@ -55,10 +58,13 @@ inline void page_outputs(const uint16_t *weights, int64_t, int dim, const uint16
         for (int64_t page = 0; page < pages; page++) {
             const uint16_t *v = values[page] + 2 * from;
             TR_LOAD(6, weights + page * PAGE * LANES, 32);
+            space();
 #define TR_OP(J)                                                 \
     if (from + J * LANES < dim) {                                \
         TR_LOAD(7, v + 2 * J * LANES, 4 * dim);                  \
+        space();                                                 \
         asm volatile("tdpbf16ps %%tmm7, %%tmm6, %%tmm" #J : :);  \
+        space();                                                 \
     }
             TR_FOUR(TR_OP)
 #undef TR_OP

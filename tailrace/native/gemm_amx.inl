@@ -15,8 +15,6 @@ constexpr int TILE_ROWS = 16, BLOCK_BYTES = 64; // of a block of 32 activations 
 constexpr int WIDE_BLOCK = 16 * BLOCK_BYTES;    // of 32 inputs of sixteen outputs
 constexpr int64_t FEW_TILES = 2;                // groups of sixteen rows up to which weights are widened as they are multiplied
 constexpr int64_t CHUNK_BLOCKS = 48;            // blocks of weights that are widened at once for more rows
-constexpr int RING = 4;                         // blocks of weights that lie widened where rows are few...
-constexpr int64_t LEAD = 2;                     // ...and how many ahead of those that are multiplied
 
 // Bits of a float16, shifted to where bf16 has its mantissa, are 2^-112 of the number, whatever that is: the bias of its exponent
 // is another one. Below 2^-14 float16 has no such form, so what is widened is 2^8 of the weight (which must be less than 2^8). The
@@ -64,10 +62,15 @@ struct ProductConfigs {
 };
 inline constexpr ProductConfigs PRODUCT_CONFIGS;
 
-#define TR_TILE_ZERO(T) asm volatile("tilezero %%tmm" #T : :)
-#define TR_TILE_LOAD(T, p, stride) asm volatile("tileloadd (%0,%1,1), %%tmm" #T : : "r"(p), "r"(size_t(stride)) : "memory")
-#define TR_TILE_STORE(T, p) asm volatile("tilestored %%tmm" #T ", (%0,%1,1)" : : "r"(p), "r"(size_t(64)) : "memory")
-#define TR_TILE_DOT(SUM, X, WEIGHTS) asm volatile("tdpbf16ps %%tmm" #WEIGHTS ", %%tmm" #X ", %%tmm" #SUM : :)
+template <int T> TR_INLINE void tile_zero() { asm volatile("tilezero %%tmm%c0" : : "i"(T)); }
+template <int T> TR_INLINE void tile_load(const void *p, int64_t apart) { asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(apart), "i"(T) : "memory"); }
+template <int T> TR_INLINE void tile_store(float *p) { asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(int64_t(64)), "i"(T) : "memory"); }
+template <int SUM, int X, int WEIGHTS> TR_INLINE void tile_dot() { asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUM), "i"(X), "i"(WEIGHTS)); }
+
+// Between instructions that write a tile. Where a core's other thread is busy, one of them right behind another takes 8 to 17 ns,
+// as if there were no tile registers to spare, and holds up all that comes after; with some ten others in between, 5. Where it is
+// not, this costs nothing (docs/performance.md).
+TR_INLINE void space() { asm volatile(".rept 10\n\tnop\n\t.endr"); }
 
 // Block b of a row: 32 values to bf16. Of every four, the second and the third change places, as a byte's two halves of a word do
 // where weights are widened.
@@ -152,16 +155,16 @@ template <Quants Q> struct Widener {
         }
     }
 
-    // 32 inputs of sixteen outputs, those of a span from `i` times 32 on, to [16 pairs of inputs][16][2].
-    TR_INLINE void operator()(const uint8_t *span, int i, uint8_t *__restrict out) const {
+    // 32 inputs of sixteen outputs, those of a span from `i` times 32 on, to [16 pairs of inputs][16][2]. After each quarter of it
+    // after<QUARTER>() is called.
+    template <class After> TR_INLINE void operator()(const uint8_t *span, int i, uint8_t *__restrict out, After &&after) const {
         const __m512i eighth = _mm512_set1_epi16(1 << 12), form = _mm512_set1_epi16(short(0x8fff));
         const uint8_t *payload = span + Q.header() + i * Q.payload();
         constexpr int HALVES = 32 / Q.block;
-        const auto some = [&]<int HALF>() TR_INLINED {
-            const H half(span, i * HALVES + HALF);
-            each<8 / HALVES>([&]<int J>() TR_INLINED {
+        const auto quarter = [&]<int QUARTER>(const H &half) TR_INLINED {
+            each<2>([&]<int J>() TR_INLINED {
                 each<2>([&]<int ODD>() TR_INLINED {
-                    constexpr int G = HALF * 4 + J;
+                    constexpr int G = QUARTER * 2 + J;
                     __m512h x = number<G, ODD != 0>(payload);
                     if constexpr (Q.min == Min::Stored) x = _mm512_fmadd_ph(x, half.scale, half.min);
                     else x = _mm512_mul_ph(x, half.scale);
@@ -170,10 +173,19 @@ template <Quants Q> struct Widener {
                     _mm512_store_si512(out + (2 * G + ODD) * BLOCK_BYTES, bits);
                 });
             });
+            after.template operator()<QUARTER>();
         };
-        each<HALVES>(some);
+        const H half(span, i * HALVES);
+        quarter.template operator()<0>(half), quarter.template operator()<1>(half);
+        const H other = HALVES == 2 ? H(span, i * HALVES + 1) : half;
+        quarter.template operator()<2>(other), quarter.template operator()<3>(other);
     }
 };
+
+// Lines into the second cache: the first has no room for what is so far ahead.
+template <int LINES> TR_INLINE void fetch(const uint8_t *p) {
+    for (int line = 0; line < LINES; line++) __builtin_prefetch(p + 64 * line, 0, 2);
+}
 
 // Where a run of rows lies in the activations: block b of the first one's sixteen rows is at q + b * next, each row `apart` further.
 struct RowsAt {
@@ -187,47 +199,74 @@ inline void write_sums(const float *sums, const Output &out, int64_t row, int64_
     for (int64_t r = 0; r < rows; r++) write_out(out, row + r, f_load(sums + r * LANES) * back);
 }
 
-// `tiles` tiles one after the other, for up to sixteen rows of as many as the tiles are configured for, or (GROUPS 2) up to
-// sixteen more. Each block is multiplied with once, as soon as it has been widened.
-template <Quants Q, int GROUPS>
+// `tiles` tiles, SIDE at a time, for up to sixteen rows of as many as the tiles are configured for, or (GROUPS 2) up to sixteen
+// more. Each block is multiplied with once, soon after it has been widened.
+//
+// Instructions that write a tile stand apart, some widening between them, for the reason of `space`.
+template <Quants Q, int GROUPS, int SIDE>
 void few_rows(const uint8_t *weights, int64_t blocks, int64_t tiles, const Quantised &x, int64_t row, int64_t rows, const Output &out, int64_t to) {
-    alignas(64) uint8_t wide[RING][WIDE_BLOCK];
-    alignas(64) float sums[2][GROUPS][TILE_ROWS * LANES];
+    constexpr int LEAD = 2 / SIDE, RING = 2 * LEAD; // blocks that are widened before they are multiplied, and that lie there
+    alignas(64) uint8_t wide[RING][SIDE][WIDE_BLOCK];
+    alignas(64) float sums[2][SIDE][GROUPS][TILE_ROWS * LANES];
     constexpr int A_SPAN = Q.span() / 32;
     const Widener<Q> widener;
-    const RowsAt first(x, row), second(x, GROUPS == 2 ? row + TILE_ROWS : row);
-    const int64_t total = tiles * blocks;
-    const uint8_t *span = weights;
-    int64_t ahead = 0;
-    const auto next = [&]() TR_INLINED {
-        const int i = int(ahead % A_SPAN);
-        if (i == 0) prefetch<(Q.header() + 63) / 64>(span + PREFETCH);
-        prefetch<Q.payload() / 64>(span + Q.header() + i * Q.payload() + PREFETCH);
-        widener(span, i, wide[ahead % RING]);
-        if (i == A_SPAN - 1) span += Q.span_bytes();
-        ahead++;
+    const RowsAt at[2] = {RowsAt(x, row), RowsAt(x, GROUPS == 2 ? row + TILE_ROWS : row)};
+    const int64_t tile_bytes = blocks / A_SPAN * Q.span_bytes(), total = tiles / SIDE * blocks;
+    const uint8_t *span = weights;  // of the block that is widened next
+    int64_t ahead = 0, block = 0;   // its number, of all and in its tile
+    const auto widen = [&]<int S>(auto &&after) TR_INLINED {
+        const int i = int(block % A_SPAN);
+        const uint8_t *p = span + S * tile_bytes, *next = p + SIDE * tile_bytes;
+        if (i == 0) fetch<(Q.header() + 63) / 64>(next);
+        fetch<Q.payload() / 64>(next + Q.header() + i * Q.payload());
+        widener(p, i, wide[ahead % RING][S], after);
     };
-    for (int64_t i = 0; i < LEAD && i < total; i++) next();
-    for (int64_t tile = 0, n = 0; tile < tiles; tile++) {
-        TR_TILE_ZERO(0);
-        if constexpr (GROUPS == 2) TR_TILE_ZERO(1);
-        for (int64_t b = 0; b < blocks; b++, n++) {
-            if (ahead < total) next();
-            TR_TILE_LOAD(6, wide[n % RING], 64);
-            TR_TILE_LOAD(4, first.q + b * first.next, first.apart);
-            TR_TILE_DOT(0, 4, 6);
-            if constexpr (GROUPS == 2) {
-                TR_TILE_LOAD(5, second.q + b * second.next, second.apart);
-                TR_TILE_DOT(1, 5, 6);
-            }
-        }
-        auto &sum = sums[tile % 2];
-        TR_TILE_STORE(0, sum[0]);
-        if constexpr (GROUPS == 2) TR_TILE_STORE(1, sum[1]);
-        const Output at = out.of(tile);
-        write_sums(sum[0], at, to, rows < TILE_ROWS ? rows : TILE_ROWS);
-        if constexpr (GROUPS == 2) write_sums(sum[1], at, to + TILE_ROWS, rows - TILE_ROWS);
+    const auto step = [&]() TR_INLINED {
+        ahead++;
+        if (++block % A_SPAN == 0) span += Q.span_bytes();
+        if (block == blocks) block = 0, span += (SIDE - 1) * tile_bytes;
+    };
+    const auto load_rows = [&]<int G>(int64_t b) TR_INLINED { tile_load<4 + G>(at[G].q + b * at[G].next, at[G].apart); };
+    const auto write = [&](int64_t tile) {
+        for (int s = 0; s < SIDE; s++)
+            for (int g = 0; g < GROUPS; g++)
+                write_sums(sums[tile / SIDE % 2][s][g], out.of(tile + s), to + g * TILE_ROWS, g + 1 < GROUPS ? TILE_ROWS : rows - g * TILE_ROWS);
+    };
+    while (ahead < LEAD && ahead < total) {
+        each<SIDE>([&]<int S>() TR_INLINED { widen.template operator()<S>([]<int>() TR_INLINED {}); });
+        step();
     }
+    each<GROUPS>([&]<int G>() TR_INLINED { load_rows.template operator()<G>(0); });
+    for (int64_t tile = 0, n = 0; tile < tiles; tile += SIDE) {
+        each<SIDE * GROUPS>([&]<int T>() TR_INLINED { tile_zero<T>(); });
+        for (int64_t b = 0; b < blocks; b++, n++) {
+            const bool more = ahead < total;
+            each<SIDE>([&]<int S>() TR_INLINED {
+                tile_load<6 + S>(wide[n % RING][S], 64);
+                const auto multiply = [&]<int QUARTER>() TR_INLINED {
+                    each<GROUPS>([&]<int G>() TR_INLINED {
+                        if constexpr (QUARTER == 2 - GROUPS + G) tile_dot<S * GROUPS + G, 4 + G, 6 + S>();
+                        if constexpr (QUARTER == 2 + G && S == SIDE - 1) load_rows.template operator()<G>(b + 1 < blocks ? b + 1 : 0);
+                    });
+                };
+                if (more) widen.template operator()<S>(multiply);
+                else each<4>(multiply);
+            });
+            if (more) step();
+        }
+        each<SIDE * GROUPS>([&]<int T>() TR_INLINED { tile_store<T>(sums[tile / SIDE % 2][T / GROUPS][T % GROUPS]); });
+        if (tile > 0) write(tile - SIDE); // when these have landed
+    }
+    write(tiles - SIDE);
+}
+
+// The same of any number of tiles.
+template <Quants Q, int GROUPS>
+void few_rows(const Packed &w, int64_t tile, int64_t tiles, const Quantised &x, int64_t row, int64_t rows, const Output &out, int64_t to) {
+    const uint8_t *weights = w.data + size_t(tile) * w.tile_bytes();
+    const int64_t even = tiles - tiles % 2;
+    if (even > 0) few_rows<Q, GROUPS, 2>(weights, w.k / 32, even, x, row, rows, out, to);
+    if (even < tiles) few_rows<Q, GROUPS, 1>(weights + size_t(even) * w.tile_bytes(), w.k / 32, 1, x, row, rows, out.of(even), to);
 }
 
 // Two tiles side by side, or (TILES 1) one, for many rows that begin a group of sixteen. Weights are widened a chunk of inputs at
@@ -248,7 +287,7 @@ __attribute__((noinline)) void many_rows(const Packed &w, int64_t tile, const Qu
     for (int64_t c = 0; c < chunks; c++) {
         const int64_t from = blocks * c / chunks, to = blocks * (c + 1) / chunks;
         for (int t = 0; t < TILES; t++)
-            for (int64_t b = from; b < to; b++) widener(weights + size_t(t) * bytes + size_t(b / A_SPAN) * Q.span_bytes(), int(b % A_SPAN), wide[t] + (b - from) * WIDE_BLOCK);
+            for (int64_t b = from; b < to; b++) widener(weights + size_t(t) * bytes + size_t(b / A_SPAN) * Q.span_bytes(), int(b % A_SPAN), wide[t] + (b - from) * WIDE_BLOCK, []<int>() TR_INLINED {});
         const auto write = [&](int64_t g, const float (&sum)[4][TILE_ROWS * LANES]) {
             for (int i = 0; i < 4; i++) {
                 const int64_t r = (g + i / TILES) * TILE_ROWS;
@@ -263,46 +302,46 @@ __attribute__((noinline)) void many_rows(const Packed &w, int64_t tile, const Qu
             const int8_t *q[SIDE];
             for (int64_t i = 0; i < SIDE; i++) q[i] = at.q + (g + (i < last ? i : last)) * group_bytes + from * at.next;
             if (c == 0) {
-                TR_TILE_ZERO(0);
-                TR_TILE_ZERO(1);
-                TR_TILE_ZERO(2);
-                TR_TILE_ZERO(3);
+                tile_zero<0>();
+                tile_zero<1>();
+                tile_zero<2>();
+                tile_zero<3>();
             } else {
-                TR_TILE_LOAD(0, keep, 64);
-                TR_TILE_LOAD(1, keep + TILE_ROWS * LANES, 64);
-                TR_TILE_LOAD(2, keep + 2 * TILE_ROWS * LANES, 64);
-                TR_TILE_LOAD(3, keep + 3 * TILE_ROWS * LANES, 64);
+                tile_load<0>(keep, 64);
+                tile_load<1>(keep + TILE_ROWS * LANES, 64);
+                tile_load<2>(keep + 2 * TILE_ROWS * LANES, 64);
+                tile_load<3>(keep + 3 * TILE_ROWS * LANES, 64);
             }
             for (int64_t b = 0; b < to - from; b++, step++) {
                 for (int64_t line = step * lines; line < (step + 1) * lines; line++) __builtin_prefetch(behind + 64 * line, 0, 2);
                 const int64_t a = b * WIDE_BLOCK; // also of the activations
                 if constexpr (TILES == 2) {
-                    TR_TILE_LOAD(4, q[0] + a, BLOCK_BYTES);
-                    TR_TILE_LOAD(6, wide[0] + a, 64);
-                    TR_TILE_DOT(0, 4, 6);
-                    TR_TILE_LOAD(5, q[1] + a, BLOCK_BYTES);
-                    TR_TILE_DOT(2, 5, 6);
-                    TR_TILE_LOAD(7, wide[1] + a, 64);
-                    TR_TILE_DOT(1, 4, 7);
-                    TR_TILE_DOT(3, 5, 7);
+                    tile_load<4>(q[0] + a, BLOCK_BYTES), space();
+                    tile_load<6>(wide[0] + a, 64), space();
+                    tile_dot<0, 4, 6>(), space();
+                    tile_load<5>(q[1] + a, BLOCK_BYTES), space();
+                    tile_dot<2, 5, 6>(), space();
+                    tile_load<7>(wide[1] + a, 64), space();
+                    tile_dot<1, 4, 7>(), space();
+                    tile_dot<3, 5, 7>(), space();
                 } else {
-                    TR_TILE_LOAD(6, wide[0] + a, 64);
-                    TR_TILE_LOAD(4, q[0] + a, BLOCK_BYTES);
-                    TR_TILE_DOT(0, 4, 6);
-                    TR_TILE_LOAD(5, q[1] + a, BLOCK_BYTES);
-                    TR_TILE_DOT(1, 5, 6);
-                    TR_TILE_LOAD(4, q[2] + a, BLOCK_BYTES);
-                    TR_TILE_DOT(2, 4, 6);
-                    TR_TILE_LOAD(5, q[3] + a, BLOCK_BYTES);
-                    TR_TILE_DOT(3, 5, 6);
+                    tile_load<6>(wide[0] + a, 64), space();
+                    tile_load<4>(q[0] + a, BLOCK_BYTES), space();
+                    tile_dot<0, 4, 6>(), space();
+                    tile_load<5>(q[1] + a, BLOCK_BYTES), space();
+                    tile_dot<1, 5, 6>(), space();
+                    tile_load<4>(q[2] + a, BLOCK_BYTES), space();
+                    tile_dot<2, 4, 6>(), space();
+                    tile_load<5>(q[3] + a, BLOCK_BYTES), space();
+                    tile_dot<3, 5, 6>(), space();
                 }
             }
             auto &sum = sums[n % 2];
             float *put = c + 1 < chunks ? keep : sum[0];
-            TR_TILE_STORE(0, put);
-            TR_TILE_STORE(1, put + TILE_ROWS * LANES);
-            TR_TILE_STORE(2, put + 2 * TILE_ROWS * LANES);
-            TR_TILE_STORE(3, put + 3 * TILE_ROWS * LANES);
+            tile_store<0>(put);
+            tile_store<1>(put + TILE_ROWS * LANES);
+            tile_store<2>(put + 2 * TILE_ROWS * LANES);
+            tile_store<3>(put + 3 * TILE_ROWS * LANES);
             if (c + 1 < chunks) continue;
             if (before >= 0) write(before, sums[(n + 1) % 2]);
             before = g;
@@ -314,7 +353,7 @@ __attribute__((noinline)) void many_rows(const Packed &w, int64_t tile, const Qu
 // All tiles for rows that lie in one group, or (of ungrouped ones) for up to sixteen.
 template <Quants Q> void group_rows(const Packed &w, int64_t tile, int64_t tiles, const Quantised &x, int64_t row, int64_t rows, const Output &out, int64_t to) {
     configure(PRODUCT_CONFIGS.of[rows]);
-    few_rows<Q, 1>(w.data + size_t(tile) * w.tile_bytes(), w.k / 32, tiles, x, row, rows, out, to);
+    few_rows<Q, 1>(w, tile, tiles, x, row, rows, out, to);
 }
 
 template <Quants Q> void product(const Packed &w, int64_t tile, int64_t tiles, const Quantised &x, int64_t row0, int64_t rows, const Output &out, float *kept) {
@@ -329,7 +368,7 @@ template <Quants Q> void product(const Packed &w, int64_t tile, int64_t tiles, c
     } else {
         configure(PRODUCT_CONFIGS.of[TILE_ROWS]); // of a group that is not full, what lies behind its rows is multiplied too
         if (rows <= FEW_TILES * TILE_ROWS) {
-            few_rows<Q, 2>(w.data + size_t(tile) * w.tile_bytes(), w.k / 32, tiles, x, row0, rows, out, 0);
+            few_rows<Q, 2>(w, tile, tiles, x, row0, rows, out, 0);
         } else {
             int64_t t = 0;
             for (; t + 2 <= tiles; t += 2) many_rows<Q, 2>(w, tile + t, x, row0, rows, out.of(t), kept);
@@ -345,13 +384,8 @@ void gemm_int(const Packed &w, int64_t tile, int64_t tiles, const Quantised &x, 
 void row_int(const Packed &w, int64_t count, int64_t, const uint8_t *const *tiles, const Quantised &x, int64_t row, float *const *out) {
     with_quants(w.quants, [&]<Quants Q>() {
         configure(PRODUCT_CONFIGS.of[1]);
-        for (int64_t i = 0; i < count; i++) few_rows<Q, 1>(tiles[i], w.k / 32, 1, x, row, 1, {out[i], LANES, nullptr, false}, 0);
+        for (int64_t i = 0; i < count; i++) few_rows<Q, 1, 1>(tiles[i], w.k / 32, 1, x, row, 1, {out[i], LANES, nullptr, false}, 0);
     });
 }
-
-#undef TR_TILE_ZERO
-#undef TR_TILE_LOAD
-#undef TR_TILE_STORE
-#undef TR_TILE_DOT
 
 } // namespace TR_NS
