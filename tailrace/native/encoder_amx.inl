@@ -41,41 +41,48 @@ void pack(const int16_t *rounded, int64_t k, int16_t *tile) {
         }
 }
 
-#define TR_DOT(SUM, X, WEIGHTS) asm volatile("tdpbf16ps %%tmm" #WEIGHTS ", %%tmm" #X ", %%tmm" #SUM : :)
+// Asks for a quarter of the weights that are AHEAD: between instructions that write a tile, which are to stand apart.
+template <int QUARTER> TR_INLINE void ask(const int8_t *weights) {
+#pragma GCC unroll 8
+    for (int64_t l = QUARTER * PART / 2; l < (QUARTER + 1) * PART / 2; l += LINE) __builtin_prefetch(weights + AHEAD * 2 * PART + l, 0, 3);
+}
 
 // Sixteen rows, or twice as many, by a tile of outputs.
 template <bool TWO> void multiply_rows(const int8_t *weights, int64_t k, const int8_t *x, int64_t step, float *sums) {
     constexpr int64_t LD = KBLOCK * 2;
-    TR_TILE_ZERO(0);
-    TR_TILE_ZERO(1);
-    TR_TILE_ZERO(2);
-    TR_TILE_ZERO(3);
+    tile_zero<0>();
+    tile_zero<1>();
+    tile_zero<2>();
+    tile_zero<3>();
     for (int64_t i = 0; i < k; i += CHUNK, weights += 2 * PART) {
         const int8_t *from = x + i / KBLOCK * 2 * step + i % KBLOCK * 2;
-        TR_TILE_LOAD(4, from, LD);
-        TR_TILE_LOAD(6, weights, LINE);
-        TR_DOT(0, 4, 6);
-        TR_TILE_LOAD(7, weights + PART, LINE);
-        TR_DOT(1, 4, 7);
+        tile_load<4>(from, LD);
+        ask<0>(weights);
+        tile_load<6>(weights, LINE);
+        ask<1>(weights);
+        tile_dot<0, 4, 6>();
+        space();
+        tile_load<7>(weights + PART, LINE);
+        ask<2>(weights);
+        tile_dot<1, 4, 7>();
+        ask<3>(weights);
         if constexpr (TWO) {
-            TR_TILE_LOAD(5, from + TILE_ROWS * LD, LD);
-            TR_DOT(2, 5, 6);
-            TR_DOT(3, 5, 7);
+            tile_load<5>(from + TILE_ROWS * LD, LD);
+            space();
+            tile_dot<2, 5, 6>();
+            space();
+            tile_dot<3, 5, 7>();
+            space();
         }
-#pragma GCC unroll 32
-        for (int64_t l = 0; l < 2 * PART; l += LINE) __builtin_prefetch(weights + AHEAD * 2 * PART + l, 0, 3);
     }
-    const size_t ld = TILE * sizeof(float);
-#define TR_STORE(T, p) asm volatile("tilestored %%tmm" #T ", (%0,%1,1)" : : "r"(p), "r"(ld) : "memory")
-    TR_STORE(0, sums);
-    TR_STORE(1, sums + WIDE);
+    constexpr int64_t ld = TILE * sizeof(float);
+    tile_store<0>(sums, ld);
+    tile_store<1>(sums + WIDE, ld);
     if constexpr (TWO) {
-        TR_STORE(2, sums + TILE_ROWS * TILE);
-        TR_STORE(3, sums + TILE_ROWS * TILE + WIDE);
+        tile_store<2>(sums + TILE_ROWS * TILE, ld);
+        tile_store<3>(sums + TILE_ROWS * TILE + WIDE, ld);
     }
-#undef TR_STORE
 }
-#undef TR_DOT
 
 void multiply(const int16_t *tile, int64_t k, const int16_t *x, int64_t step, int64_t rows, float *sums) {
     configure(ENCODER_CONFIG);

@@ -5,6 +5,8 @@
 
 #include <immintrin.h>
 
+#include "tiles.inl"
+
 namespace TR_NS {
 
 using namespace tailrace;
@@ -21,38 +23,7 @@ constexpr int64_t CHUNK_BLOCKS = 48;            // blocks of weights that are wi
 // activations' share keeps the products in range.
 constexpr float WEIGHT_GAIN = 0x1p8f, ACTIVATION_GAIN = 0x1p80f, BACK = 0x1p24f;
 
-// How many rows of how many bytes each tile has.
-struct alignas(64) TileConfig {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-
-    constexpr void set(int tile, int64_t count, int bytes) {
-        rows[tile] = uint8_t(count);
-        row_bytes[tile] = uint16_t(bytes);
-    }
-    inline void load() const { asm volatile("ldtilecfg %0" : : "m"(*this)); }
-};
-
-// What this thread's tiles are configured for; null: nothing of ours. Loading a configuration takes as long as thousands of products, so
-// it stays from one task to the next, until `leave`.
-inline thread_local const TileConfig *configured = nullptr;
-
-inline void configure(const TileConfig &config) {
-    if (configured == &config) return;
-    config.load();
-    configured = &config;
-}
-
-// Before and after a thread's part of a step: in between, nobody else uses its tiles.
-void enter() { configured = nullptr; }
-void leave() {
-    if (configured) asm volatile("tilerelease");
-    configured = nullptr;
-}
-
-// Tiles 0 to 3: sums, [rows][16] float. 4 and 5: activations, [rows][32] bf16. 6 and 7: weights, [16][16][2]. Made by the compiler,
-// like all that is static here: this build's instructions must not run where the library is merely loaded.
+// Tiles 0 to 3: sums, [rows][16] float. 4 and 5: activations, [rows][32] bf16. 6 and 7: weights, [16][16][2].
 struct ProductConfigs {
     TileConfig of[TILE_ROWS + 1];
     constexpr ProductConfigs() {
@@ -61,16 +32,6 @@ struct ProductConfigs {
     }
 };
 inline constexpr ProductConfigs PRODUCT_CONFIGS;
-
-template <int T> TR_INLINE void tile_zero() { asm volatile("tilezero %%tmm%c0" : : "i"(T)); }
-template <int T> TR_INLINE void tile_load(const void *p, int64_t apart) { asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(apart), "i"(T) : "memory"); }
-template <int T> TR_INLINE void tile_store(float *p) { asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(int64_t(64)), "i"(T) : "memory"); }
-template <int SUM, int X, int WEIGHTS> TR_INLINE void tile_dot() { asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUM), "i"(X), "i"(WEIGHTS)); }
-
-// Between instructions that write a tile. Where a core's other thread is busy, one of them right behind another takes 8 to 17 ns,
-// as if there were no tile registers to spare, and holds up all that comes after; with some ten others in between, 5. Where it is
-// not, this costs nothing (docs/performance.md).
-TR_INLINE void space() { asm volatile(".rept 10\n\tnop\n\t.endr"); }
 
 // Block b of a row: 32 values to bf16. Of every four, the second and the third change places, as a byte's two halves of a word do
 // where weights are widened.

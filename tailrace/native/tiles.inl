@@ -3,8 +3,7 @@
 
 #include <immintrin.h>
 
-#include <cstddef>
-#include <cstdint>
+#include "kernels.h"
 
 namespace TR_NS {
 
@@ -39,8 +38,14 @@ inline void leave() {
     configured = nullptr;
 }
 
-#define TR_TILE_ZERO(T) asm volatile("tilezero %%tmm" #T : :)
-#define TR_TILE_LOAD(T, p, stride) asm volatile("tileloadd (%0,%1,1), %%tmm" #T : : "r"(p), "r"(size_t(stride)) : "memory")
-#define TR_TILE_STORE(T, p) asm volatile("tilestored %%tmm" #T ", (%0,%1,1)" : : "r"(p), "r"(size_t(64)) : "memory")
+template <int T> TR_INLINE void tile_zero() { asm volatile("tilezero %%tmm%c0" : : "i"(T)); }
+template <int T> TR_INLINE void tile_load(const void *p, int64_t apart) { asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(apart), "i"(T) : "memory"); }
+template <int T> TR_INLINE void tile_store(float *p, int64_t apart = 64) { asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(apart), "i"(T) : "memory"); }
+template <int SUM, int X, int WEIGHTS> TR_INLINE void tile_dot() { asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUM), "i"(X), "i"(WEIGHTS)); }
+
+// Between instructions that write a tile. Where a core's other thread is busy, one of them right behind another takes 8 to 17 ns,
+// as if there were no tile registers to spare, and holds up all that comes after; with some ten others in between, 5. Where it is
+// not, this costs nothing (docs/performance.md).
+TR_INLINE void space() { asm volatile(".rept 10\n\tnop\n\t.endr"); }
 
 } // namespace TR_NS
