@@ -8,7 +8,6 @@ block. How many tokens a block has follows from the lines: Mooncake's have 512, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -20,8 +19,6 @@ BLOCK_TOKENS = 512
 """Of Mooncake, and where the lines leave it open."""
 SIZES = (512, 256, 128, 64, 32, 16, 1024, 2048, 4096)
 """Blocks that are looked for, the likeliest first."""
-LOOKED_AT = 1000
-"""Lines by which a block's size is told."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 BlockId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -58,15 +55,17 @@ def lines(path: Path, block: int) -> Iterator[Line]:
 
 
 def block_tokens(path: Path) -> int:
-    """Tokens of a block, as the first lines have it; `BLOCK_TOKENS` where none of `SIZES` fits, which `lines` then
-    refuses with the line that is wrong."""
+    """Tokens of a block: the first of `SIZES` that fits every line, read until only one is left. Where none fits,
+    `BLOCK_TOKENS`, which `lines` then refuses with the line that is wrong."""
     decode = msgspec.json.Decoder(Line).decode
     left = list(SIZES)
     try:
         with path.open("rb") as file:
-            for text in islice(file, LOOKED_AT):
+            for text in file:
                 line = decode(text)
                 left = [size for size in left if -(-line.input_length // size) == len(line.hash_ids)]
+                if len(left) <= 1:
+                    break
     except (OSError, msgspec.DecodeError):  # `lines` says it
         return BLOCK_TOKENS
     return left[0] if left else BLOCK_TOKENS
