@@ -16,6 +16,7 @@ import pytest
 
 from tailrace.api.access import store
 from tailrace.api.access.store import Quota
+from tailrace.backends.cpu import available_kernels
 from tailrace.backends.encoding import TextBatch
 from tailrace.backends.reference.encoder import ReferenceEncoder
 from tailrace.models.bert import EncoderModel
@@ -24,6 +25,8 @@ from tailrace.models.load import load_encoder
 from tests.api.conftest import Running, serving, until
 from tests.models import random_bert, random_llama
 
+NEAR = 1e-2 if available_kernels()[0] == "amx" else 2e-3
+"""How far a score of random weights may be from the reference's: with AMX products are of bf16."""
 TEXTS = ["the water mill turns", "a wheel!", "the old river runs the wheels"]
 
 
@@ -183,7 +186,7 @@ def test_a_cross_encoder_reads_query_and_document_as_a_pair(reranking: Running, 
     results = answer["results"]
     assert [row["index"] for row in results] == sorted(range(3), key=lambda at: -scores[at])
     for row in results:
-        assert math.isclose(row["relevance_score"], scores[row["index"]], abs_tol=2e-3)
+        assert math.isclose(row["relevance_score"], scores[row["index"]], abs_tol=NEAR)
         document = documents[row["index"]]
         assert row["document"]["text"] == (document if isinstance(document, str) else document["text"])
     best = reranking.post("/rerank", {**body, "top_n": 1, "return_documents": False}).json()["results"]
@@ -197,7 +200,7 @@ def test_scores_are_of_pairs_or_of_one_with_all(reranking: Running, ranker: Path
     both = reranking.post("/score", {"text_1": [TEXTS[0]] * 2, "text_2": TEXTS[1:]}).json()
     assert [row["score"] for row in one["data"]] == [row["score"] for row in both["data"]]
     for row, exact in zip(one["data"], expected(ranker, [(TEXTS[0], text) for text in TEXTS[1:]]), strict=True):
-        assert math.isclose(row["score"], exact, abs_tol=2e-3)
+        assert math.isclose(row["score"], exact, abs_tol=NEAR)
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ def test_what_is_measured_is_possible(kernels: str) -> None:
     assert found.page_bytes in {1 << n for n in range(12, 17)}
 
 
+@pytest.mark.alone
 @pytest.mark.skipif("avx512" not in available_kernels(), reason="needs AVX-512")
 def test_what_the_processor_has_beyond_the_avx512_build_is_measured_where_it_has_it() -> None:
     flags = set(Path("/proc/cpuinfo").read_text().split("\n\n")[0].split())
@@ -100,8 +101,7 @@ def test_what_the_processor_has_beyond_the_avx512_build_is_measured_where_it_has
     assert not {"bf16_dot", "amx_int8"} & {kind for kind, _ in _kernels.peaks("avx2")}
     if "amx_int8" in kinds:  # sixteen times the work of the dot product of vectors, at a fraction of the instructions
         best = {kind: _kernels.multiply_add_rate("avx512", kind, 1, 0.05)[0] for kind in kinds}
-        assert best["amx_int8"] > best["int8_by_int4"]
-        assert best["amx_int8"] > best["amx_bf16"]
+        assert min(best["amx_int8"], best["amx_bf16"]) > best["int8_by_int4"]
 
 
 def test_everything_is_measured_in_turn() -> None:

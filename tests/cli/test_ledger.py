@@ -90,8 +90,9 @@ def test_ledger(run: Run, place: Path) -> None:
         (["usage", "--ledger", "none.db"], "there is no ledger at none.db yet"),
         (["explain"], "name a request, or give --slowest or --window"),
         (["explain", "nobody"], "has no request nobody"),
-        (["cost", "--api", "x"], "--api is NAME=IN/OUT"),
-        (["cost", "--device", "abacus"], "no price of 'abacus' is known"),
+        (["cost", "--api", "x"], "no API 'x' is known; known are deepseek-v3-2"),
+        (["cost", "--api", "x=1"], "--api is NAME=IN/OUT"),
+        (["cost", "--device", "abacus"], "no device 'abacus' is known"),
     ],
 )
 def test_what_is_wrong_is_said(run: Run, place: Path, arguments: list[str], words: str) -> None:
