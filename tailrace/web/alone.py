@@ -80,7 +80,7 @@ def run(ledger: str, port: int, report: Callable[[str], object]) -> int:
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             report(f"Dashboard of the ledger {reader.shown}: http://{HOST}:{listener.getsockname()[1]}{files.PREFIX}")
-            report("It only reads, and only this machine can open it. Ctrl-C ends it.")
+            report("It only reads; every user of this machine can open it, and nobody else. Ctrl-C ends it.")
             runner.run(_serve(desk, listener))
     finally:
         desk.close()

@@ -6,6 +6,7 @@ shows.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,8 @@ class Desk:
         """GET steps?after=NUMBER: the engine's last steps, those behind a number only."""
         query = Query(exchange, ("after",))
         live = self._running()
-        await answer(exchange, live.recent.after(whole(query, "after") or 0, live.clock))
+        after = whole(query, "after") or 0
+        await answer(exchange, await asyncio.to_thread(live.recent.snapshot().after, after, live.clock))
 
     async def requests(self, exchange: Exchange) -> None:
         """GET requests: those of the ledger, a page at a time."""
@@ -90,24 +92,24 @@ class Desk:
         Query(exchange, ())
         if len(name) > LONGEST_NAME:
             raise unknown(name)
-        running = self.live.open_request(name) if self.live is not None else []
+        running = await self.live.open_request(name) if self.live is not None else []
         stories: list[Story] = []
         if self._reader is not None and not running:
             stories = await self._reader.ask(lambda ledger: _found(ledger, name))
         soon = not running and not stories
-        if soon and (self._reader is None or self.live is None or not self.live.recent.knows(name)):
+        if soon and (self._reader is None or self.live is None or not await self.live.knows(name)):
             raise unknown(name)
-        ended = [self._story(one) for one in stories]
+        ended = [await self._story(one) for one in stories]
         await answer(exchange, {"running": running, "ended": ended, "soon": soon})
 
-    def _story(self, story: Story) -> Facts:
+    async def _story(self, story: Story) -> Facts:
         """As `explain --json` has it, with the phases in order and what is still known of its steps."""
         from tailrace.ledger.lookup import phases
         from tailrace.ledger.words import sentences
 
         record = msgspec.structs.asdict(story.record)
         del record["detail"]
-        steps = [] if self.live is None else self.live.steps_of(story.record)
+        steps = [] if self.live is None else await self.live.steps_of(story.record)
         return {
             **record,
             "detail": story.detail,
@@ -202,9 +204,7 @@ def endpoint_of(name: str) -> Endpoint:
         return found
     collection, _, rest = name.partition("/")
     if collection == "requests" and rest:
-        from urllib.parse import unquote
-
-        return lambda desk, exchange: desk.request(exchange, unquote(rest))
+        return lambda desk, exchange: desk.request(exchange, rest)
     raise HttpError(404, f"the dashboard has no /{name[:100]}", code="not_found")
 
 
@@ -266,7 +266,7 @@ def span_of(query: Query) -> Span:
     from tailrace.ledger.usage import Span
 
     seconds = whole(query, "since")
-    return Span(time.time() - seconds) if seconds else Span()
+    return Span(max(0.0, time.time() - seconds)) if seconds else Span()
 
 
 def which_of(query: Query) -> Which:

@@ -70,6 +70,8 @@ class Live:
 
     async def watch(self, exchange: Exchange) -> None:
         """Streams to a page until it leaves: `history`, then a `now` every second."""
+        if exchange.method == "HEAD":
+            raise HttpError(405, "live numbers take GET, not HEAD", code="method_not_allowed", allow="GET")
         if not exchange.chunks:
             raise HttpError(400, "live numbers need HTTP/1.1", close=True)
         if len(self._watching) >= MOST_WATCHING:
@@ -136,24 +138,32 @@ class Live:
             },
         )
 
-    def open_request(self, name: str) -> list[Facts]:
+    async def open_request(self, name: str) -> list[Facts]:
         """The timelines up to now of a request that has not ended, by the id of its answer or its x-request-id, with
         its latest steps."""
         service, now = self._service, time.monotonic()
         service.settle()
-        found = []
+        found: list[tuple[str, float, Facts]] = []
         for exchange, plan in service.exchanges.items():
             for choice in plan.generation.choices:
                 fold = service.book.fold(choice.request)
                 if fold is not None and name in (choice.request, plan.name, exchange.id):
                     line = as_json(fold.timeline(now))
-                    steps = self.recent.of(choice.request, fold.received)
-                    found.append({"phase": fold.state, "prompt_tokens": len(choice.prompt), **line, "steps": steps})
-        return found
+                    facts = {"phase": fold.state, "prompt_tokens": len(choice.prompt), **line}
+                    found.append((choice.request, fold.received, facts))
+        return [{**facts, "steps": await self._of(request, received)} for request, received, facts in found]
 
-    def steps_of(self, record: Record) -> list[tuple[float, float, Part]]:
+    async def steps_of(self, record: Record) -> list[tuple[float, float, Part]]:
         """What is still known of the steps of a request that has ended."""
-        return self.recent.of(record.request, record.received / 1e6 - self.clock)
+        return await self._of(record.request, record.received / 1e6 - self.clock)
+
+    async def knows(self, name: str) -> bool:
+        """Whether an answer with this id, or a choice of it, was in one of the last steps."""
+        return await asyncio.to_thread(self.recent.snapshot().knows, name)
+
+    async def _of(self, request: str, received: float) -> list[tuple[float, float, Part]]:
+        """One request's share of each step, looked for beside the server's loop."""
+        return await asyncio.to_thread(self.recent.snapshot().of, request, received)
 
     def running(self) -> tuple[list[Facts], int]:
         """The requests that are open, oldest first, and how many more there are. Never their text."""

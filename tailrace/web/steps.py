@@ -56,6 +56,13 @@ class Recent:
         self._number += 1
         self._kept.append((self._number, events))
 
+    def snapshot(self) -> Recent:
+        """The same, which nothing is added to: for another thread to look into."""
+        made = Recent(self._kept.maxlen or KEPT)
+        made._kept.extend(self._kept)
+        made._number = self._number
+        return made
+
     def after(self, number: int, clock: float) -> Steps:
         """Those that came after this one. `clock`: what the wall clock says at monotonic time 0."""
         names: dict[str, int] = {}
@@ -69,7 +76,9 @@ class Recent:
     def knows(self, name: str) -> bool:
         """Whether an answer with this id, or a choice of it, was in one of them."""
         return any(
-            name in (event.request, event.request.partition(".")[0]) for _, events in self._kept for event in events
+            event.request.startswith(name) and name in (event.request, event.request.partition(".")[0])
+            for _, events in self._kept
+            for event in events
         )
 
     def of(self, request: str, received: float) -> list[tuple[float, float, Part]]:

@@ -55,6 +55,7 @@ def test_memory_is_what_programs_see_where_it_is_known() -> None:
 def test_weights_are_computed_in_what_the_device_multiplies() -> None:
     computed = {key: KNOWN.devices[key].computes for key in ("t4", "a100-80gb", "h100-80gb", "b200")}
     assert computed["h100-80gb"]("fp8-block") == "fp8"
+    assert (computed["h100-80gb"]("mxfp8"), computed["b200"]("mxfp8")) == ("bf16", "fp8")
     assert computed["b200"]("nvfp4") == computed["b200"]("mxfp4") == "fp4"
     assert computed["h100-80gb"]("nvfp4") == computed["a100-80gb"]("fp8") == computed["b200"]("int4") == "bf16"
     assert computed["t4"]("bf16") == computed["t4"]("fp8") == "fp16"

@@ -246,7 +246,7 @@ def test_no_size_can_be_left_out_without_a_word(name: str) -> None:
     whole = config(name)
     before = shape_of(whole, name)
     inner = whole.get("text_config", whole)
-    for field in [key for key, value in inner.items() if type(value) is int and key not in ABSENT_IS_NONE]:
+    for field in [key for key, value in inner.items() if type(value) in (int, bool) and key not in ABSENT_IS_NONE]:
         less = {key: value for key, value in inner.items() if key != field}
         try:
             after = shape_of({**whole, "text_config": less} if "text_config" in whole else less, name)

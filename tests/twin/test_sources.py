@@ -122,6 +122,12 @@ def test_modelopts_own_file_says_how_weights_are_stored(tmp_path: Path) -> None:
         ("model.safetensors", _header({"x": (2, 3)}).replace(b"[2, 3]", b"[2,-3]"), "impossible shape"),
         ("model.safetensors.index.json", b"{}", "there is no weight_map"),
         ("model.safetensors.index.json", b'{"weight_map": {"x": "gone.safetensors"}}', "the index names it"),
+        (
+            "model.safetensors.index.json",
+            b'{"weight_map": {"x": "../other.safetensors"}}',
+            "is no name of a file beside it",
+        ),
+        ("model.safetensors.index.json", b'{"weight_map": {"x": "config.json"}}', "is no name of a file beside it"),
         ("config.json", b"{", "not valid JSON"),
         ("config.json", b"{}", "model_type is missing"),
     ],
@@ -232,10 +238,12 @@ def test_a_token_stays_with_the_hub(hubs: list[Hub], tmp_path: Path, monkeypatch
     _folder(tmp_path / "m", SMALL)
     hub, elsewhere = hubs
     monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("HF_ENDPOINT", f"{hub.address}/")
     hub.redirect = elsewhere.address
-    describe(f"{hub.address}/owner/name")
+    describe("owner/name")
     assert all(token == "Bearer secret" for _, _, token in hub.asked)
     assert elsewhere.asked
+    describe(f"{elsewhere.address}/owner/name")  # which is not the configured one
     assert all(token == "" and wanted for _, wanted, token in elsewhere.asked)
 
 
@@ -381,4 +389,11 @@ def test_a_gguf_file_that_is_not_understood_is_refused(tmp_path: Path, change: t
     header = gguf.local(_gguf(tmp_path / "m.gguf"))
     header.metadata[change[0]] = change[1]
     with pytest.raises(ModelError, match=words):
+        gguf.described(header)
+
+
+def test_a_matrix_of_a_gguf_file_that_is_not_found_is_not_guessed(tmp_path: Path) -> None:
+    header = gguf.local(_gguf(tmp_path / "m.gguf"))
+    header.tensors["blk.1.attn_other.weight"] = header.tensors.pop("blk.1.attn_q.weight")
+    with pytest.raises(ModelError, match=r"known to be self_attn\.q_proj of layer 1"):
         gguf.described(header)

@@ -173,6 +173,11 @@ def test_a_page_that_does_not_read_gets_nothing_more_and_one_that_left_is_forgot
     asyncio.run(tried())
 
 
+def test_only_get_watches() -> None:
+    answer = ask(front(), "/ui/api/live", "HEAD")
+    assert (answer.status, answer.headers["allow"]) == (405, "GET")
+
+
 def test_a_key_that_is_taken_back_ends_the_stream() -> None:
     async def tried() -> None:
         own = service(admin_keys=("a",))

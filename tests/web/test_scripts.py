@@ -156,6 +156,17 @@ def test_addresses_go_there_and_back(js: Scripts) -> None:
     assert js("route('')") == {"path": [], "query": {}}
 
 
+def test_time_is_the_servers_and_not_the_browsers(js: Scripts) -> None:
+    assert js("latest([{at: 5}, {at: 9}], {begin: 6, seconds: 1})") == 9
+    assert js("latest([{at: 9}], {begin: 9.5, seconds: 0.25})") == 9.75
+    assert js("latest([], undefined)") == 0
+
+
+def test_another_key_is_asked_for_where_one_would_help(js: Scripts) -> None:
+    for status, code, asked in [(401, "", True), (403, "insufficient_scope", True), (403, "wrong_host", False)]:
+        assert js(f"wantsKey({{status: {status}, code: '{code}'}})") is asked
+
+
 def test_round_values_on_an_axis(js: Scripts) -> None:
     assert js("ticks(0, 25.3, 4)") == [0, 10, 20]
     assert js("ticks(0, 0.03, 3)") == [0, 0.01, 0.02, 0.03]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tailrace.terms import Event, EventKind
-from tailrace.web.steps import Part, Recent
+from tailrace.web.steps import Part, Recent, Step, Steps
 
 E = EventKind
 
@@ -47,6 +47,15 @@ def test_no_more_than_the_last_are_kept() -> None:
     for at in range(10):
         recent.add([decode("a", float(at))])
     assert [step.begin for step in recent.after(0, 0.1).steps] == [7.0, 8.0, 9.0]
+
+
+def test_a_snapshot_stays_as_it_is() -> None:
+    recent = Recent()
+    recent.add([decode("a", 1.0)])
+    taken = recent.snapshot()
+    recent.add([decode("b", 1.1)])
+    assert taken.after(0, 0.0) == Steps([Step(1, 0.9, 0.1, [Part(0, 0, 1)])], ["a"], 1)
+    assert (taken.knows("b"), recent.knows("b")) == (False, True)
 
 
 def test_one_requests_steps_are_told_from_when_it_came() -> None:

@@ -82,22 +82,24 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def computes(self, weights: str) -> str:
         """The type in which products with weights of this type are computed: their own where the hardware multiplies
         it, else BF16 (FP16): such weights are widened first, and save memory and reading only."""
-        kind = next((kind for prefix, kind in _COMPUTED if weights.startswith(prefix)), "bf16")
-        if kind in self.native:
+        found = (needed for prefix, *needed in _COMPUTED if weights.startswith(prefix))
+        kind, *others = next(found, ["bf16"])
+        if kind in self.native and all(other in self.native for other in others):
             return kind
         return "bf16" if "bf16" in self.native else "fp16"
 
 
 _COMPUTED = (
     ("fp8", "fp8"),
-    ("mxfp8", "fp8"),
+    ("mxfp8", "fp8", "fp4"),
     ("int8", "int8"),
     ("mxfp4", "fp4"),
     ("nvfp4", "fp4"),
     ("fp16", "fp16"),
     ("fp32", "fp32"),
 )
-"""Formats of weights, and the type that multiplies them natively. INT4 has none that is served."""
+"""Formats of weights, and the type that multiplies them natively. INT4 has none that is served. Scales of blocks
+of 32 came with FP4: matrix units with FP8 alone do not apply them."""
 
 
 class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -81,6 +81,8 @@ class Family:
         """Embedding, head, last norm, and what else is not in a layer."""
         vocab, hidden = reader.count("vocab_size"), reader.count(HIDDEN)
         tied = reader.flag("tie_word_embeddings", self.tied)
+        if reader.raw("tie_word_embeddings") is None:
+            reader.take("tie_word_embeddings", self.tied)
         made = [Tensor(Part.EMBEDDING, "embed_tokens", vocab, hidden, Split.VOCAB, rounded=False, looked_up=not tied)]
         if not tied and self.head:
             made.append(Tensor(Part.HEAD, "lm_head", vocab, hidden, Split.VOCAB, rounded=False))

@@ -82,9 +82,10 @@ _HARMLESS = (
 
 _NAMES = {
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_qkv": "self_attn.q_proj",
+    "attn_qkv": "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
     "attn_output": "self_attn.o_proj", "attn_q_a": "self_attn.q_a_proj", "attn_q_b": "self_attn.q_b_proj",
     "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa", "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.kv_b_proj", "attn_v_b": "self_attn.kv_b_proj",
     "attn_sinks": "self_attn.sinks",
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.gate_proj", "ffn_up_exps": "mlp.experts.up_proj",
@@ -147,7 +148,7 @@ def described(file: Header) -> tuple[ModelShape, Scheme, Stored]:
         match = _BLOCK.fullmatch(name)
         if match and match[2] in _NAMES:
             suffix = ".bias" if match[3] == "bias" else ""
-            stored[int(match[1]), _NAMES[match[2]] + suffix] = form
+            stored |= {(int(match[1]), own + suffix): form for own in _NAMES[match[2]].split()}
         elif (top := _TOP.get(name.removesuffix(".weight"))) is not None:
             stored[None, top] = form
     counted = shape.text_parameters
@@ -156,6 +157,12 @@ def described(file: Header) -> tuple[ModelShape, Scheme, Stored]:
             f"{file.path}: its tensors hold {values:,} parameters, but its metadata describe {counted:,}; what it is "
             "cannot be told from its header"
         )
+    for layer, tensor in shape.located:
+        if tensor.columns > 1 and (layer, tensor.name) not in stored:
+            where = "" if layer is None else f" of layer {layer}"
+            raise ModelError(
+                f"{file.path}: no tensor in it is known to be {tensor.name}{where}; give config.json instead"
+            )
     scheme = GgufScheme(
         f"GGUF ({', '.join(sorted(by_type, key=lambda kind: -by_type[kind])[:3])})", BF16, stored=stored
     )

@@ -12,14 +12,14 @@ PREFIXES = ("_", "rope_", "mscale", "initializer_", "output_router", "output_att
 _ABOUT_THE_FILE = """
 architectures auto_map dtype torch_dtype transformers_version model_type name_or_path base_model_name_or_path
 task_specific_params custom_pipelines license revision finetuning_task problem_type id2label label2id num_labels
-return_dict is_decoder is_encoder_decoder torchscript use_bfloat16 tokenizer_class processor_class
-chunk_size_feed_forward pruned_heads tie_encoder_decoder cross_attention_hidden_size add_cross_attention
+return_dict is_decoder torchscript use_bfloat16 tokenizer_class processor_class
+chunk_size_feed_forward tie_encoder_decoder cross_attention_hidden_size
 tf_legacy_loss unsloth_version unsloth_fixed model_name mlx_version use_cache use_return_dict sub_configs
 language_config_class
 """
 
 _TOKENS = """
-" image_placeholder video_placeholder image_seq_length mm_tokens_per_image vision_soft_tokens_per_image
+image_placeholder video_placeholder image_seq_length mm_tokens_per_image vision_soft_tokens_per_image
 default_output_length im_start_token im_end_token image_token_len image_token placeholder_token ignore_index
 tokens_per_second im_patch_token video_seq_length
 """
@@ -65,5 +65,8 @@ attention_softmax_in_fp32 activation_sparsity_pattern altup_active_idx altup_cor
 moe_apply_router_weight_on_input use_unified_vision_chunk index_topk index_topk_freq index_topk_pattern
 index_skip_topk_offset index_share_for_mtp_iteration
 """
+
+OFF = frozenset(("add_cross_attention", "is_encoder_decoder", "pruned_heads"))
+"""Harmless only where they say no: whole parts of a model are there or not by them."""
 
 HARMLESS = frozenset(" ".join((_ABOUT_THE_FILE, _TOKENS, _GENERATING, _TRAINING, _ARITHMETIC)).split())

@@ -1,7 +1,7 @@
 """Pieces of files of a model hub, by range requests: configurations and headers, never weights.
 
-Every answer is bounded, in bytes and in time. A token (HF_TOKEN) goes to the hub's own host alone, never to where it
-redirects.
+Every answer is bounded, in bytes and in time. A token (HF_TOKEN) goes to the configured hub alone (HF_ENDPOINT):
+neither to another address that was typed, nor to where a hub redirects.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Repository:
         url = f"{self.endpoint}/{self.name}/resolve/{quote(self.revision, safe='')}/{quote(path)}"
         request = urllib.request.Request(url, headers={"Range": f"bytes={begin}-{begin + limit - 1}"})
         request.add_header("User-Agent", "tailrace")
-        if token := os.environ.get("HF_TOKEN"):
+        token = os.environ.get("HF_TOKEN")
+        if token and self.endpoint == configured():
             request.add_unredirected_header("Authorization", f"Bearer {token}")
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
@@ -62,18 +63,23 @@ class Repository:
 
     def _refused(self, url: str, status: int) -> ModelError:
         if status in (401, 403):
+            also = "" if self.endpoint == configured() else f" and HF_ENDPOINT={self.endpoint}"
             return ModelError(
-                f"{url}: the hub wants to know who asks ({status}): set HF_TOKEN, if you may read {self.name}"
+                f"{url}: the hub wants to know who asks ({status}): set HF_TOKEN{also}, if you may read {self.name}"
             )
         return ModelError(f"{url}: the hub answered {status}")
+
+
+def configured() -> str:
+    """The address of the hub that names mean, without a slash at its end."""
+    return os.environ.get("HF_ENDPOINT", ENDPOINT).rstrip("/")
 
 
 def repository(model: str) -> Repository | None:
     """The repository that a name (owner/name) or an address (https://hub/owner/name) means; None where it means
     none."""
-    endpoint = os.environ.get("HF_ENDPOINT", ENDPOINT).rstrip("/")
     if REPOSITORY.fullmatch(model):
-        return Repository(model, endpoint)
+        return Repository(model, configured())
     parts = urlsplit(model)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         return None

@@ -6,7 +6,7 @@ from typing import Any
 
 from tailrace.models.fields import Fields
 from tailrace.terms import ModelError
-from tailrace.twin.shapes.harmless import HARMLESS, PREFIXES, SUFFIXES
+from tailrace.twin.shapes.harmless import HARMLESS, OFF, PREFIXES, SUFFIXES
 
 
 class _Watched(dict[str, Any]):
@@ -51,7 +51,9 @@ class Reader(Fields):
         return super().count(self._assume(field, default), default, most=most)
 
     def flag(self, field: str, default: bool) -> bool:
-        return super().flag(self._name(field), default)
+        """As `Fields` has it. What is on where the file does not say so is kept to be said."""
+        name = self._assume(field, True) if default else self._name(field)
+        return super().flag(name, default)
 
     def text(self, field: str, default: str | None = None) -> str:
         return super().text(self._name(field), default)
@@ -154,4 +156,10 @@ class Reader(Fields):
 
 def _harmless(name: str, value: Any) -> bool:
     """Whether a field cannot change what is counted here: it is known, or says nothing."""
-    return value is None or name in HARMLESS or name.startswith(PREFIXES) or name.endswith(SUFFIXES)
+    return (
+        value is None
+        or name in HARMLESS
+        or (name in OFF and not value)
+        or name.startswith(PREFIXES)
+        or name.endswith(SUFFIXES)
+    )

@@ -64,6 +64,9 @@ def read_stored(fetch: Fetch, where: str, *, every: bool) -> Stored | None:
     if not isinstance(listed, dict) or not listed or not all(isinstance(one, str) for one in listed.values()):
         raise ModelError(f"{where}/{INDEX}: there is no weight_map")
     files = sorted(set(listed.values()))
+    for name in files:
+        if "/" in name or "\\" in name or not name.endswith(".safetensors"):
+            raise ModelError(f"{where}/{INDEX}: {name[:100]!r} is no name of a file beside it (NAME.safetensors)")
     if every:
         return read_files(fetch, files, where)
     metadata = said.get("metadata")

@@ -1,6 +1,6 @@
 // The frame around the pages: which one is shown, the key, light or dark, and whether the server is still there.
 import { h, s, show, empty } from "/ui/dom.js";
-import { named, route } from "/ui/data.js";
+import { named, route, wantsKey } from "/ui/data.js";
 import { follow, get, setKey, Gone, Refused } from "/ui/server.js";
 import { overview } from "/ui/overview.js";
 import { requests } from "/ui/requests.js";
@@ -74,7 +74,7 @@ async function showPage() {
 
 /** Says on a page why it cannot be shown. */
 function failed(body, error) {
-  if (error instanceof Refused && error.status === 401) return askKey(error.message);
+  if (error instanceof Refused && wantsKey(error)) return askKey(error.message);
   const title =
     error instanceof Gone
       ? "The server does not answer."
@@ -92,7 +92,7 @@ function failed(body, error) {
       { class: "empty bad", role: "alert" },
       h("b", null, title),
       h("p", { class: "soft" }, error.message),
-      h("button", { type: "button", onclick: showPage }, "Try again"),
+      h("button", { type: "button", onclick: () => (app.state ? showPage() : start()) }, "Try again"),
     ),
   );
   if (!(error instanceof Refused || error instanceof Gone)) console.error(error);
@@ -118,6 +118,16 @@ function drawNavigation(current) {
 function askKey(why) {
   const dialog = document.getElementById("key");
   document.getElementById("key-why").textContent = why;
+  show(
+    main,
+    h(
+      "div",
+      { class: "empty bad", role: "alert" },
+      h("b", null, "This needs another key."),
+      h("p", { class: "soft" }, why),
+      h("button", { type: "button", onclick: () => dialog.showModal() }, "Use another key"),
+    ),
+  );
   if (!dialog.open) dialog.showModal();
 }
 
@@ -127,6 +137,8 @@ document.querySelector("#key form").addEventListener("submit", () => {
   field.value = "";
   start();
 });
+
+document.getElementById("key-leave").addEventListener("click", () => document.getElementById("key").close());
 
 // Light and dark.
 
@@ -170,7 +182,7 @@ function line(kind, more) {
   banner.hidden = kind !== "lost";
   if (kind === "lost")
     banner.textContent = `The connection to the server is lost. What you see is from before; trying again in ${more} s.`;
-  if (kind === "refused") more.status === 401 ? askKey(more.message) : failed(main, more);
+  if (kind === "refused") wantsKey(more) ? askKey(more.message) : failed(main, more);
 }
 
 const on = {

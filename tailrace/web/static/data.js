@@ -162,3 +162,12 @@ export function query(values) {
   const given = Object.entries(values).filter(([, value]) => value !== "" && value !== null && value !== undefined);
   return given.length ? `?${given.map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&")}` : "";
 }
+
+/** When a step ended; 0 where there is none. */
+export const end = (step) => (step ? step.begin + step.seconds : 0);
+
+/** What time it is on the server, of whose clock its last sample and its last step are: the browser's may be off. */
+export const latest = (samples, step) => Math.max(samples[samples.length - 1]?.at ?? 0, end(step));
+
+/** Whether another key may be given what this one (or none) was refused. */
+export const wantsKey = (error) => error.status === 401 || error.code === "insufficient_scope";

@@ -1,7 +1,7 @@
 // The engine's steps on an axis of time: a column a step, a lane a request.
 import { h, show, select, card } from "/ui/dom.js";
 import { count, short, time } from "/ui/format.js";
-import { kindOf, ticks } from "/ui/data.js";
+import { end, kindOf, latest, ticks } from "/ui/data.js";
 import { get } from "/ui/server.js";
 
 const POLL = 1000;
@@ -88,7 +88,7 @@ export async function steps(body, app) {
 
   let drawn = { shown: [], x: () => 0 };
   function draw() {
-    drawn = paint(canvas, box, view);
+    drawn = paint(canvas, box, view, app.samples);
     const all = drawn.shown;
     const parts = all.reduce((sum, step) => sum + step.parts.filter((one) => !one.part[3]).length, 0);
     const busy = all.reduce((sum, step) => sum + step.seconds, 0);
@@ -137,9 +137,9 @@ export async function steps(body, app) {
 }
 
 /** Draws; gives the steps that are shown, and where a time is. */
-function paint(canvas, box, view) {
+function paint(canvas, box, view, samples) {
   const last = view.steps[view.steps.length - 1];
-  const until = view.paused ? (view.until ?? (last ? last.begin + last.seconds : 0)) : Date.now() / 1000;
+  const until = view.paused ? (view.until ?? end(last)) : latest(samples, last);
   view.until = view.paused ? until : null;
   const from = until - view.seconds;
   const shown = view.steps.filter((step) => step.begin + step.seconds > from && step.begin <= until);
