@@ -146,7 +146,8 @@ def entrant(label: str, said: Given, options: Options) -> Entrant | Side:
     except TailraceError as error:
         return Side(label=label, engine=driver.name, absent=str(error))
     price = said.prices.get(label, said.prices.get(driver.name, said.prices.get("")))
-    return Entrant(label, driver, found, made, weights(model), price)
+    told = weights(model) + (f", as {made.dtype}" if made.dtype else "")
+    return Entrant(label, driver, found, made, told, price)
 
 
 def _words(label: str, text: str | None) -> tuple[str, ...]:

@@ -270,7 +270,7 @@ def _prices(given: Sequence[str]) -> dict[str, Api]:
             numbers = [float(part) for part in amounts.split("/")]
         except ValueError:
             numbers = []
-        if not name or len(numbers) not in (2, 3) or not all(0 <= one < 1e6 for one in numbers):
+        if not name or len(numbers) not in (2, 3) or not all(0 <= one < 1e6 for one in numbers) or not any(numbers):
             raise InvalidInput(
                 f"--api is as in some-api=0.15/0.60 or some-api=0.15/0.075/0.60, not {text!r}", param="api"
             )

@@ -59,9 +59,12 @@ METRICS: dict[str, tuple[bool, Value]] = {
 
 
 def values(side: Side, runs: Sequence[Measured], metric: str) -> list[float | None]:
-    """One for each turn."""
+    """One for each turn; None for one that did not run, or not to its end."""
     value = METRICS[metric][1]
-    return [None if turn.run is None else value(side, turn, runs[turn.run]) for turn in side.turns]
+    return [
+        None if turn.run is None or runs[turn.run].summary.interrupted else value(side, turn, runs[turn.run])
+        for turn in side.turns
+    ]
 
 
 def median(side: Side, runs: Sequence[Measured], metric: str) -> float | None:
@@ -71,14 +74,15 @@ def median(side: Side, runs: Sequence[Measured], metric: str) -> float | None:
 
 
 def differences(sides: Sequence[Side], runs: Sequence[Measured]) -> list[Difference]:
-    """Every metric of every two engines, from the turns that both have it of."""
+    """Every metric of every two engines, from the turns that both have it of. A metric that was 0 in one of them has no
+    ratio, and is left out."""
     made = []
     for metric, (less, _) in METRICS.items():
         found = []
         for a, b in combinations(sides, 2):
             both = zip(values(a, runs, metric), values(b, runs, metric), strict=False)
-            pairs = [(first, second) for first, second in both if first and second]
-            if pairs:
+            pairs = [(first, second) for first, second in both if first is not None and second is not None]
+            if pairs and all(min(pair) > 0 for pair in pairs):
                 one, other = ([pair[place] for pair in pairs] for place in (0, 1))
                 ratio = statistics.ratio(one, other)
                 medians = float(np.median(one)), float(np.median(other))
@@ -222,7 +226,8 @@ def _against(ranked: Sequence[_Record], found: Sequence[Difference], goal: str) 
     for one in ranked[1:]:
         other = one.side.label
         difference = between(found, goal, other, best)
-        if not shown(difference):
+        agrees = difference is None or (difference.ratio.ratio < 1) == difference.less_is_better
+        if not shown(difference) or not agrees:  # medians are of all turns, ratios of those that both have
             ties.append(other)
             said.append(f"No difference that these runs can show between {best} and {other}{_shown(difference, goal)}.")
         else:

@@ -18,8 +18,9 @@ PARALLEL = 32
 
 
 def context(workload: Workload, plan: Plan, turns: int) -> int:
-    """Tokens that one request may have, prompt and answer, in any of the turns' first sessions."""
-    count = LOOKED_AT if plan.sessions is None else min(LOOKED_AT, 2 * (plan.sessions + plan.warmup))
+    """Tokens that one request may have, prompt and answer, in any of the turns' sessions; in the first of them where a
+    time bounds the load."""
+    count = LOOKED_AT if plan.sessions is None else 2 * (plan.sessions + plan.warmup)
     seen = (
         turn.input + turn.output
         for number in range(turns)

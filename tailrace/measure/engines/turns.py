@@ -104,13 +104,13 @@ class Contest:
 
     def run(self) -> None:
         """All turns. Whatever ends it, no server is left. Ctrl-C ends it with what there is by then."""
-        with ExitStack() as stack:
-            for seat in self._seats:
-                stack.callback(_stop, seat)
-            try:
+        try:
+            with ExitStack() as stack:
+                for seat in self._seats:
+                    stack.callback(_stop, seat)
                 self._take_turns()
-            except KeyboardInterrupt:
-                self.interrupted = True
+        except KeyboardInterrupt:  # also one that comes while servers are stopped, which all are in the end
+            self.interrupted = True
 
     def _take_turns(self) -> None:
         for number in range(self._setup.turns):

@@ -267,7 +267,9 @@ def _beliefs(found: Kv) -> list[Belief]:
     wrong = [sample for sample in every if not agrees(sample)]
     verdict = Verdict.OPEN if not every else Verdict.FAILS if wrong else Verdict.HOLDS
     because = (
-        f"All {len(every)} looks agree to the page."
+        "No look fell while all of them were writing."
+        if not every
+        else f"All {len(every)} looks agree to the page."
         if not wrong
         else f"{len(wrong)} of {len(every)} looks do not agree; the first: {wrong[0].pages} pages, predicted "
         f"{predicted(wrong[0])}."

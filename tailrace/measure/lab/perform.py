@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -43,8 +45,10 @@ async def perform(
     """One after the other; `observe` gets each as it ends. What cannot be done here is said, and the next one is begun:
     unless it is the only one, whose error is raised."""
     made = []
+    stand = replace(stand, say=_breaking_off(stand.say))
     for experiment in experiments:
         begin = time.perf_counter()
+        await asyncio.sleep(0)  # a Ctrl-C that came meanwhile ends it here
         try:
             made.append(await _one(experiment, stand, begin))
         except TailraceError as error:
@@ -53,6 +57,18 @@ async def perform(
             made.append(_missing(experiment, str(error)))
         observe(made[-1])
     return made
+
+
+def _breaking_off(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Experiments that compute in this thread await nothing: a Ctrl-C ends them when they next say something."""
+
+    def said(text: str) -> None:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
+        say(text)
+
+    return said
 
 
 async def _one(experiment: Experiment[Any], stand: Stand, begin: float) -> Chapter:

@@ -57,7 +57,7 @@ class Pace(msgspec.Struct, frozen=True):
 @dataclass(frozen=True)
 class Served:
     """A server that was prepared. `host` is None where it is somebody else's. `context`: tokens of a request, prompt
-    and answer. `notes`: what a reader of its numbers should know."""
+    and answer. `notes`: what a reader of its numbers should know. `salt`: as of the stand."""
 
     pool: Pool
     target: Target
@@ -65,6 +65,7 @@ class Served:
     context: int
     host: Host | None
     notes: tuple[str, ...] = ()
+    salt: str = ""
 
     @property
     def ours(self) -> bool:
@@ -82,7 +83,7 @@ Start = Callable[[Sequence[str]], AbstractContextManager[Host]]
 @dataclass(frozen=True)
 class Stand:
     """What an experiment gets. Without `start` there is only the server at `url`. `budget`: about how many seconds it
-    may measure. `say` gets a few words as it goes on."""
+    may measure. `say` gets a few words as it goes on. `salt` makes prompts like none that a server has seen before."""
 
     model: str
     budget: float
@@ -92,6 +93,7 @@ class Stand:
     inside: Inside | None = None
     prices: dict[str, price.Api] = field(default_factory=dict)
     say: Callable[[str], None] = lambda _: None
+    salt: str = field(default_factory=lambda: str(time.time_ns()))
 
     @asynccontextmanager
     async def server(self, *options: str, api: Api = "chat") -> AsyncIterator[Served]:
@@ -99,12 +101,14 @@ class Stand:
         that it has. It has answered a few requests by then, so that it is warm. Raises TailraceError."""
         if self.start is None:
             assert self.url is not None
-            async with _prepared(Pool(self.url, key=self.key, headers=TIMELINE), None, self.model, api) as made:
+            async with _prepared(
+                Pool(self.url, key=self.key, headers=TIMELINE), None, self.model, api, self.salt
+            ) as made:
                 yield made
             return
         self.say("starting a server")
         with self.start((*NO_DRAFTS, *options)) as host:
-            async with _prepared(Pool(host.url, headers=TIMELINE), host, None, api) as made:
+            async with _prepared(Pool(host.url, headers=TIMELINE), host, None, api, self.salt) as made:
                 yield made
 
     def rounds(self, *, least: int = 3, most: int = 20, share: float = 1.0) -> Iterator[int]:
@@ -122,12 +126,14 @@ TIMELINE = {"x-tailrace-timeline": "1"}
 
 
 @asynccontextmanager
-async def _prepared(pool: Pool, host: Host | None, model: str | None, api: Api) -> AsyncIterator[Served]:
+async def _prepared(pool: Pool, host: Host | None, model: str | None, api: Api, salt: str) -> AsyncIterator[Served]:
     try:
         served = await probe.models(pool)
         name = model if model in served else next(iter(served))
         target, notes = await _target(pool, name, api)
-        made = Served(pool, target, Pace(1.0, 1.0), served[name] or DEFAULT_CONTEXT, host, tuple(notes))
+        if model is not None and name != model:
+            notes = [*notes, f"It has no model called {model}: {name} was measured."]
+        made = Served(pool, target, Pace(1.0, 1.0), served[name] or DEFAULT_CONTEXT, host, tuple(notes), salt)
         yield replace(made, pace=await _pace(made))
     finally:
         pool.close()
@@ -171,7 +177,7 @@ async def drive(served: Served, sessions: Sequence[Session], *, concurrency: int
     """Sends all sessions, so many at a time; the first `warmup` are not measured. Raises TailraceError where one fails:
     what was measured then would not be what was asked."""
     plan = Plan(Closed(concurrency), sessions=len(sessions) - warmup, warmup=warmup, sustain=False)
-    run = await load.run(served.pool, served.target, iter(sessions), plan)
+    run = await load.run(served.pool, served.target, (_salted(one, served.salt) for one in sessions), plan)
     failed = next((one for one in run.records if one.outcome not in (Outcome.OK, Outcome.STOPPED)), None)
     if failed is not None:
         raise TailraceError(f"a request to {served.pool.url} failed ({failed.outcome}): {failed.error}")
@@ -180,6 +186,15 @@ async def drive(served: Served, sessions: Sequence[Session], *, concurrency: int
     if any(not record.chunks for record in run.measured):
         raise TailraceError(f"{served.pool.url} gave an answer without any text: there is nothing to time")
     return run
+
+
+def _salted(session: Session, salt: str) -> Session:
+    """The same session in other words: what shared something still does."""
+    turns = (
+        replace(turn, pieces=tuple(replace(piece, source=f"{salt}/{piece.source}") for piece in turn.pieces))
+        for turn in session.turns
+    )
+    return replace(session, turns=tuple(turns))
 
 
 def done(run: Run) -> list[Record]:

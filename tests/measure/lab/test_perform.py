@@ -50,6 +50,17 @@ def test_any_server_will_do_and_what_cannot_be_done_is_said() -> None:
     assert set(re.findall(r'href="([^"]*)"', text)) == {f"#{name}" for name in chapters}
 
 
+def test_no_run_asks_what_another_has_asked() -> None:
+    with running(mock.steady(0.001, 0.001)) as server:
+        performed(server, "batch")
+        first = {str(body["messages"]) for body in server.requests}
+        count = len(server.requests)
+        performed(server, "batch")
+        again = {str(body["messages"]) for body in server.requests[count:]}
+    alike = first & again
+    assert all(len(text) < 200 for text in alike), alike  # the probe's few words
+
+
 def test_the_error_of_a_single_experiment_is_raised() -> None:
     with running(mock.refuse(503, "no room")) as server, pytest.raises(TailraceError, match="no room"):
         performed(server, "shapes")
